@@ -1,0 +1,1 @@
+"""Checkpoints for training runs that survive."""

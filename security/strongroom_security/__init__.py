@@ -1,0 +1,1 @@
+"""Sealing, keys, signing, audit and roles for Strongroom: not in this release."""
