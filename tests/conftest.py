@@ -1,0 +1,58 @@
+"""What every test starts from: the installed package, no policy from outside, reproducible randomness."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, print_blob=True)
+# The same examples on every run, so that a red run is about the change and not about luck.
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to test the checkout where the built wheel was meant: a file left out of it would go unseen."""
+    if "TOX_ENV_NAME" not in os.environ:
+        return
+    site_packages = Path(sysconfig.get_path("purelib"))
+    for package in ("strongroom", "strongroom_cli", "strongroom_lightning"):
+        spec = importlib.util.find_spec(package)
+        found = spec.origin if spec is not None else None
+        if found is not None and not Path(found).is_relative_to(site_packages):
+            raise pytest.UsageError(f"{package} comes from {found}; expected it in {site_packages}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a CUDA device where there is none, and say so."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device; torch sees none")
+
+
+@pytest.fixture(autouse=True)
+def _no_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform's policy on the developer's machine must not reach a test."""
+    monkeypatch.delenv("STRONGROOM_CONFIG", raising=False)
+
+
+@pytest.fixture(scope="session")
+def strace() -> str:
+    """The path of a working ``strace``; the test is skipped, with the reason, where none can be had."""
+    path = shutil.which("strace")
+    if path is None:
+        pytest.skip("strace is not installed")
+    probe = subprocess.run([path, "-qq", "-e", "trace=none", "true"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"strace may not trace a process here: {probe.stderr.strip()}")
+    return path
