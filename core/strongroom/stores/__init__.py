@@ -1,0 +1,17 @@
+"""Where checkpoints lie: the `Store` protocol and its implementations."""
+
+from strongroom.stores.base import Buffer, ObjectInfo, ObjectReader, ObjectWriter, Store
+from strongroom.stores.local import LocalStore
+from strongroom.stores.memory import MemoryStore
+from strongroom.stores.open import open_store
+
+__all__ = [
+    "Buffer",
+    "LocalStore",
+    "MemoryStore",
+    "ObjectInfo",
+    "ObjectReader",
+    "ObjectWriter",
+    "Store",
+    "open_store",
+]

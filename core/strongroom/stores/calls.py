@@ -1,0 +1,102 @@
+"""The system calls that a local store makes, and nothing else: the seam for tests.
+
+Every effect of `strongroom.stores.local` on a file system goes through one `OsCalls`. A fault
+test or a simulated disk (`strongroom.testing`) takes its place. Each method is one call, raises
+`OSError` as the kernel reports it, and resumes after a signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from typing import Final
+
+__all__ = ["OsCalls"]
+
+_RENAME_NOREPLACE: Final = 1
+"""<linux/fs.h>."""
+_SYS_RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
+"""Linux's syscall tables, for a C library that lacks the wrapper (glibc before 2.28, musl)."""
+
+
+class OsCalls:
+    """The real calls. Names are relative to ``dir_fd``, a folder's descriptor, where one is given."""
+
+    def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def pread_into(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
+        return os.preadv(fd, [buffer], offset_bytes)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def mkdir(self, path: str, *, dir_fd: int | None = None) -> None:
+        os.mkdir(path, 0o777, dir_fd=dir_fd)
+
+    def link(self, source: str, target: str, *, dir_fd: int) -> None:
+        os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
+
+    def rename_no_replace(self, source: str, target: str, *, dir_fd: int) -> None:
+        """`EEXIST` where ``target`` stands; `ENOSYS` or `EINVAL` where the system cannot do it."""
+        while True:
+            code = _renameat2(dir_fd, source, target)
+            # ctypes does not resume an interrupted call as the os module does (PEP 475).
+            if code != errno.EINTR:
+                break
+        if code:
+            raise OSError(code, os.strerror(code), source, None, target)
+
+    def unlink(self, path: str, *, dir_fd: int) -> None:
+        os.unlink(path, dir_fd=dir_fd)
+
+    def rmdir(self, path: str, *, dir_fd: int) -> None:
+        os.rmdir(path, dir_fd=dir_fd)
+
+    def stat(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        """Of the name itself: a symbolic link is not followed."""
+        return os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def list_folder(self, fd: int) -> list[tuple[str, bool]]:
+        """Each name in an open folder, and whether it is a folder itself (not a link to one)."""
+        with os.scandir(fd) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _renameat2(dir_fd: int, source: str, target: str) -> int:
+    """Rename within a folder unless the target stands; return 0 or an errno."""
+    if not sys.platform.startswith("linux"):
+        return errno.ENOSYS
+    libc = ctypes.CDLL(None, use_errno=True)
+    old, new = os.fsencode(source), os.fsencode(target)
+    call = getattr(libc, "renameat2", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+        failed = call(dir_fd, old, dir_fd, new, _RENAME_NOREPLACE) != 0
+    else:
+        number = _SYS_RENAMEAT2.get(platform.machine())
+        if number is None:
+            return errno.ENOSYS
+        libc.syscall.restype = ctypes.c_long
+        arguments = (
+            ctypes.c_long(number),
+            ctypes.c_long(dir_fd),
+            ctypes.c_char_p(old),
+            ctypes.c_long(dir_fd),
+            ctypes.c_char_p(new),
+            ctypes.c_ulong(_RENAME_NOREPLACE),
+        )
+        failed = libc.syscall(*arguments) != 0
+    return ctypes.get_errno() if failed else 0
