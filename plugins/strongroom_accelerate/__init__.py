@@ -19,6 +19,6 @@ if not TYPE_CHECKING:
         if name.startswith("__"):  # Python itself asks for these (__path__, __wrapped__)
             raise AttributeError(name)
         raise ConfigError(
-            f"strongroom_accelerate.{name}: the front end for Hugging Face Accelerate is not in this release; "
+            f"strongroom_accelerate.{name}: this release has no front end for Hugging Face Accelerate; "
             f"use strongroom.Checkpointer in a loop of your own, or strongroom_lightning with Lightning"
         )

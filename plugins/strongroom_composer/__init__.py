@@ -19,6 +19,6 @@ if not TYPE_CHECKING:
         if name.startswith("__"):  # Python itself asks for these (__path__, __wrapped__)
             raise AttributeError(name)
         raise ConfigError(
-            f"strongroom_composer.{name}: the front end for MosaicML Composer is not in this release; "
+            f"strongroom_composer.{name}: this release has no front end for MosaicML Composer; "
             f"use strongroom.Checkpointer in a loop of your own, or strongroom_lightning with Lightning"
         )
