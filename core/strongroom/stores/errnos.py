@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from strongroom.errors import (
@@ -19,7 +21,7 @@ from strongroom.errors import (
     StrongroomError,
 )
 
-__all__ = ["MAYBE_DONE", "NO_LINKS", "NO_SAFE_RENAME", "explained", "reason"]
+__all__ = ["MAYBE_DONE", "NO_LINKS", "NO_SAFE_RENAME", "explained", "explaining", "reason"]
 
 NO_LINKS: Final = frozenset(
     {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -86,3 +88,12 @@ def explained(error: OSError, path: str, doing: str, *, reading: bool) -> Strong
     return StoreUnavailableError(
         f"{what}; this says nothing about the bytes: check the disk or mount, and try again"
     )
+
+
+@contextlib.contextmanager
+def explaining(path: str, doing: str, *, reading: bool = False) -> Iterator[None]:
+    """Turn an `OSError` inside the block into its store error, as `explained`."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(error, path, doing, reading=reading) from error
