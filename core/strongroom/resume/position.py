@@ -1,0 +1,130 @@
+"""Where in its data a run stood, and how an iterator is brought back there.
+
+A stock data loader cannot say where it stands, but what it yields is a function of the random state from
+which its iterator was made. So a position is that state, the number of batches taken since, and the random
+state at the checkpoint itself: make the iterator again, take as many batches, put the checkpoint's random
+state back. Batches are read again and thrown away; the order, the augmentations (in workers too) and
+everything drawn afterwards are then those of the run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strongroom.errors import ConfigError, StateMismatchError
+from strongroom.resume.rng import Generator, RngState
+
+__all__ = ["DataPosition", "replay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DataPosition:
+    """Batches taken from the iterator of one epoch, and what that iterator was made from.
+
+    Attributes:
+        epoch: whole epochs before this one.
+        batches: batches taken in this epoch; 0 is the point between two epochs, before an iterator exists.
+        epoch_start: the random state right before this epoch's iterator was made; None between epochs.
+        makes_workers: that iterator started its own workers and drew their seed. Persistent workers are
+            reused by later epochs' iterators, which draw one number less.
+        sampler_epoch: what samplers were told by ``set_epoch``; None where none was told.
+        loader_states: the states of loaders that keep their own position, to be used in place of taking
+            batches again; empty for stock loaders.
+    """
+
+    epoch: int
+    batches: int = 0
+    epoch_start: RngState | None = None
+    makes_workers: bool = True
+    sampler_epoch: int | None = None
+    loader_states: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or self.batches < 0:
+            raise ConfigError(
+                f"a data position counts from 0; got epoch {self.epoch} and batch {self.batches}"
+            )
+        if self.batches and self.epoch_start is None:
+            raise ConfigError("a position inside an epoch needs the random state from which the epoch began")
+
+    def after(self, batches: int, loader_states: tuple[Any, ...] = ()) -> DataPosition:
+        """The position in the same epoch with ``batches`` taken."""
+        return replace(self, batches=batches, loader_states=loader_states)
+
+    def to_state(self) -> dict[str, Any]:
+        """A value of plain containers, numbers, strings and arrays, as a checkpoint carries it."""
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "epoch_start": None if self.epoch_start is None else self.epoch_start.to_state(),
+            "makes_workers": self.makes_workers,
+            "sampler_epoch": self.sampler_epoch,
+            "loader_states": self.loader_states,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> DataPosition:
+        """Read what `to_state` gave.
+
+        Raises:
+            StateMismatchError: the value is something else.
+        """
+        try:
+            start = state["epoch_start"]
+            return cls(
+                epoch=state["epoch"],
+                batches=state["batches"],
+                epoch_start=None if start is None else RngState.from_state(start),
+                makes_workers=state["makes_workers"],
+                sampler_epoch=state["sampler_epoch"],
+                loader_states=tuple(state["loader_states"]),
+            )
+        except (KeyError, TypeError, ConfigError) as error:
+            raise StateMismatchError(
+                f"the data position in the checkpoint is not one that this release writes ({error!r}); "
+                f"read it with the release that wrote it"
+            ) from error
+
+
+def replay(
+    position: DataPosition,
+    now: RngState,
+    make_iterator: Callable[[], Iterator[object]],
+    *,
+    generators: Mapping[str, Generator] | None = None,
+) -> tuple[str, ...]:
+    """Bring the data of a resumed run to where the checkpoint was taken.
+
+    Before the call the front end has told samplers their epoch and, where ``position.makes_workers``, let go
+    of workers that it may have started already.
+
+    Args:
+        position: a position inside an epoch.
+        now: the random state at the checkpoint, put back last.
+        make_iterator: makes the epoch's iterator as training does, loads the loaders' own states into it
+            where the position holds some, and returns it; the front end keeps it for training.
+        generators: the loaders' own generators by name, as they were captured.
+
+    Returns:
+        What could not be put back, one sentence each.
+
+    Raises:
+        StateMismatchError: the data ended before the position was reached.
+    """
+    if position.epoch_start is None:
+        raise ConfigError("between two epochs there is nothing to take again; restore the random state alone")
+    notes = position.epoch_start.restore(generators)
+    iterator = make_iterator()
+    if not position.loader_states:
+        for taken in range(position.batches):
+            try:
+                next(iterator)
+            except StopIteration:
+                raise StateMismatchError(
+                    f"the data of epoch {position.epoch} ended after {taken} batches, and the checkpoint was "
+                    f"taken after {position.batches}: give the run the data and the batch size that it had, "
+                    f"or begin anew"
+                ) from None
+    return tuple(dict.fromkeys((*notes, *now.restore(generators))))
