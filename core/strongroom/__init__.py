@@ -1,1 +1,141 @@
-"""Checkpoints for training runs that survive."""
+"""Checkpoints for training runs that survive anything, and runs that resume by themselves.
+
+The public names of the core. They are imported when first used, so that a program that only
+looks at a root (the ``strongroom`` command) does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from strongroom._version import __version__
+
+if TYPE_CHECKING:
+    from strongroom.catalog import Checkpoint
+    from strongroom.checkpointer import Checkpointer, SaveHandle
+    from strongroom.config import RaiseAtOnce, Tolerate
+    from strongroom.dcp import StrongroomReader, StrongroomWriter
+    from strongroom.errors import (
+        AccessDeniedError,
+        CheckpointNotFoundError,
+        ClosedError,
+        ConfigError,
+        DeadlineExceededError,
+        FencedError,
+        FormatError,
+        IntegrityError,
+        NoWholeCheckpointError,
+        ObjectNotFoundError,
+        OutcomeUnknownError,
+        RollbackError,
+        SaveError,
+        StateEncodingError,
+        StateError,
+        StateMismatchError,
+        StoreError,
+        StoreFullError,
+        StoreUnavailableError,
+        StrongroomError,
+        UnsupportedFormatError,
+        WaitTimeoutError,
+    )
+    from strongroom.registry import register_codec, register_type
+    from strongroom.restore import Restored
+    from strongroom.retention import KeepAll, KeepLast
+    from strongroom.tree import PerRank
+
+_HOMES = {
+    "Checkpoint": "catalog",
+    "Checkpointer": "checkpointer",
+    "SaveHandle": "checkpointer",
+    "RaiseAtOnce": "config",
+    "Tolerate": "config",
+    "StrongroomReader": "dcp",
+    "StrongroomWriter": "dcp",
+    "register_codec": "registry",
+    "register_type": "registry",
+    "Restored": "restore",
+    "KeepAll": "retention",
+    "KeepLast": "retention",
+    "PerRank": "tree",
+    **dict.fromkeys(
+        (
+            "AccessDeniedError",
+            "CheckpointNotFoundError",
+            "ClosedError",
+            "ConfigError",
+            "DeadlineExceededError",
+            "FencedError",
+            "FormatError",
+            "IntegrityError",
+            "NoWholeCheckpointError",
+            "ObjectNotFoundError",
+            "OutcomeUnknownError",
+            "RollbackError",
+            "SaveError",
+            "StateEncodingError",
+            "StateError",
+            "StateMismatchError",
+            "StoreError",
+            "StoreFullError",
+            "StoreUnavailableError",
+            "StrongroomError",
+            "UnsupportedFormatError",
+            "WaitTimeoutError",
+        ),
+        "errors",
+    ),
+}
+
+__all__ = [
+    "AccessDeniedError",
+    "Checkpoint",
+    "CheckpointNotFoundError",
+    "Checkpointer",
+    "ClosedError",
+    "ConfigError",
+    "DeadlineExceededError",
+    "FencedError",
+    "FormatError",
+    "IntegrityError",
+    "KeepAll",
+    "KeepLast",
+    "NoWholeCheckpointError",
+    "ObjectNotFoundError",
+    "OutcomeUnknownError",
+    "PerRank",
+    "RaiseAtOnce",
+    "Restored",
+    "RollbackError",
+    "SaveError",
+    "SaveHandle",
+    "StateEncodingError",
+    "StateError",
+    "StateMismatchError",
+    "StoreError",
+    "StoreFullError",
+    "StoreUnavailableError",
+    "StrongroomError",
+    "StrongroomReader",
+    "StrongroomWriter",
+    "Tolerate",
+    "UnsupportedFormatError",
+    "WaitTimeoutError",
+    "__version__",
+    "register_codec",
+    "register_type",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'strongroom' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"strongroom.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -37,7 +37,7 @@ __all__ = ["ARRAY_TAGS", "array_atom", "array_in_shard", "array_node", "array_of
 Array = npt.NDArray[Any]
 
 _DTYPE: Final = re.compile(
-    r"[|<>](?:[biufc][0-9]{1,2}|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+    r"[|<>](?:[biufc][0-9]{1,2}|[SUV][0-9]{1,10}|[mM]8(?:\[(?:[1-9][0-9]{0,9})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
 )
 _MAX_DIMENSIONS: Final = 64
 """NumPy's own bound (32 before NumPy 2)."""
@@ -218,9 +218,9 @@ def _read_scalar(payload: Node) -> Any:
 
 _ARRAY: Final = Atom("numpy.array", _write_array, _read_array)
 _SCALAR: Final = Atom("numpy.scalar", _write_scalar, _read_scalar)
-# As an array item a string would lose the NULs at its end.
+# As an array item a string would lose the NULs at its end, and so it would in str() of a str_.
 _STR: Final = Atom(
-    "numpy.str", lambda value: text_node(str(value)), lambda payload: np.str_(text_of(payload))
+    "numpy.str", lambda value: text_node(str.__str__(value)), lambda payload: np.str_(text_of(payload))
 )
 _BYTES: Final = Atom(
     "numpy.bytes", lambda value: bytes_text(bytes(value)), lambda payload: np.bytes_(text_bytes(payload))

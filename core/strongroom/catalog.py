@@ -1,0 +1,219 @@
+"""What a root holds: run, launches, commits, and the line they make. Reads only.
+
+One listing, and one small read for each commit that was not read before: a commit is created
+once, so what was read stays true while the store says that the object has not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strongroom import layout
+from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityError, ObjectNotFoundError
+from strongroom.layout import CheckpointName
+from strongroom.lineage import Line, current_line
+from strongroom.manifest import COMMIT_BOUNDS, LAUNCH_BOUNDS, RUN_BOUNDS, Commit, Launch, Run
+from strongroom.stores.base import Store
+
+__all__ = ["Catalog", "Checkpoint", "History"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint, as users see it.
+
+    Attributes:
+        step: the step it was saved at.
+        launch: the writer's turn that saved it.
+        attempt: 16 hex digits, random.
+        manifest_digest: SHA-256 of its manifest, as ``sha256:<hex>``: pins every byte of it.
+        size_bytes: of all its files.
+        committed_at_ms: milliseconds since the epoch, by the writer's clock.
+        folder: its folder's name under the root.
+        is_superseded: whether the run has gone on from an older checkpoint since.
+    """
+
+    step: int
+    launch: int
+    attempt: str
+    manifest_digest: str
+    size_bytes: int
+    committed_at_ms: int
+    folder: str
+    is_superseded: bool
+
+    @classmethod
+    def of(cls, commit: Commit, *, is_superseded: bool = False) -> Checkpoint:
+        return cls(
+            step=commit.name.step,
+            launch=commit.name.launch,
+            attempt=commit.name.attempt,
+            manifest_digest=str(commit.manifest),
+            size_bytes=commit.size_bytes,
+            committed_at_ms=commit.committed_at_ms,
+            folder=commit.name.folder,
+            is_superseded=is_superseded,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A root at one moment.
+
+    Attributes:
+        run: None where nothing was ever saved.
+        launches: every whole launch record, by number.
+        launch_numbers: every number taken, damaged records included.
+        commits: every whole commit.
+        damaged: folders whose ``COMMIT`` is there but wrong, with the reason.
+        uncommitted: folders without a ``COMMIT``: saves that died, or are under way.
+        line: which of `commits` and `damaged` counts as newest, and then what.
+    """
+
+    run: Run | None
+    launches: Mapping[int, Launch]
+    damaged_launches: Mapping[int, str]
+    launch_numbers: frozenset[int]
+    commits: Mapping[CheckpointName, Commit]
+    damaged: Mapping[CheckpointName, str]
+    uncommitted: tuple[CheckpointName, ...]
+    line: Line
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether anything was ever committed here, be it whole or damaged."""
+        return bool(self.commits or self.damaged)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every whole commit: the current line newest first, then what it superseded."""
+        on_line = set(self.line.newest_first)
+        return [
+            Checkpoint.of(self.commits[name], is_superseded=name not in on_line)
+            for name in self.line.ranked
+            if name in self.commits
+        ]
+
+    def at_step(self, step: int) -> CheckpointName:
+        """The checkpoint that a step means: the one on the line, else of the newest launch.
+
+        Raises:
+            CheckpointNotFoundError: none was committed at that step.
+        """
+        for name in self.line.ranked:
+            if name.step == step:
+                return name
+        steps = sorted({name.step for name in self.line.ranked}, reverse=True)
+        there = f"committed steps are {', '.join(map(str, steps[:10]))}" if steps else "there is none"
+        more = f" and {len(steps) - 10} more" if len(steps) > 10 else ""
+        raise CheckpointNotFoundError(f"no checkpoint of step {step} is committed here; {there}{more}")
+
+    @property
+    def verified(self) -> frozenset[CheckpointName]:
+        """Checkpoints that some writer restored, and so read and found whole, before its launch."""
+        return frozenset(launch.parent.name for launch in self.launches.values() if launch.parent is not None)
+
+
+class Catalog:
+    """Reads a root's history; keeps the commits and launches that it has read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._commits: dict[CheckpointName, tuple[str, Commit]] = {}
+        self._launches: dict[int, Launch] = {}
+
+    def history(self) -> History:
+        """The root as it is now.
+
+        Raises:
+            IntegrityError: there are commits, and ``run.json`` is missing or damaged.
+            UnsupportedFormatError: a document is whole and of another format.
+            StoreError: the store could not be asked.
+        """
+        names = [CheckpointName.parse(name) for name in self._store.list_names("") if name.endswith("/")]
+        commits: dict[CheckpointName, Commit] = {}
+        damaged: dict[CheckpointName, str] = {}
+        uncommitted = []
+        for name in names:
+            if name is None:
+                continue
+            try:
+                commits[name] = self._commit(name)
+            except ObjectNotFoundError:
+                uncommitted.append(name)
+            except IntegrityError as error:
+                damaged[name] = str(error)
+        self._commits = {name: read for name, read in self._commits.items() if name in commits}
+
+        run = self._run()
+        if run is None and (commits or damaged):
+            raise IntegrityError(
+                f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it back "
+                f"from another copy of this run"
+            )
+        for name, commit in list(commits.items()):
+            if run is not None and commit.run != run.run:
+                damaged[name] = f"{name.commit_key} belongs to run {commit.run}, and this root to run {run.run}"
+                del commits[name]
+        launches, damaged_launches, numbers = self._read_launches(run)
+        line = current_line(
+            [*commits, *damaged],
+            {number: launch.parent for number, launch in launches.items()},
+            damaged_launches,
+        )
+        return History(
+            run=run,
+            launches=launches,
+            damaged_launches=damaged_launches,
+            launch_numbers=frozenset({*numbers, *(name.launch for name in names if name is not None)}),
+            commits=commits,
+            damaged=damaged,
+            uncommitted=tuple(uncommitted),
+            line=line,
+        )
+
+    def _run(self) -> Run | None:
+        try:
+            data = self._store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+        except ObjectNotFoundError:
+            return None
+        return Run.decode(data, layout.RUN)
+
+    def _commit(self, name: CheckpointName) -> Commit:
+        version = self._store.stat(name.commit_key).version
+        known = self._commits.get(name)
+        if known is not None and known[0] == version:
+            return known[1]
+        data = self._store.read(name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        commit = Commit.decode(data, name.commit_key)
+        if commit.name != name:
+            raise IntegrityError(f"{name.commit_key} says that it commits {commit.name}, not {name}")
+        self._commits[name] = (version, commit)
+        return commit
+
+    def _read_launches(self, run: Run | None) -> tuple[dict[int, Launch], dict[int, str], set[int]]:
+        launches: dict[int, Launch] = {}
+        damaged: dict[int, str] = {}
+        numbers = set()
+        for file_name in self._store.list_names(layout.LAUNCHES):
+            number = layout.parse_launch_name(file_name)
+            if number is None:
+                continue
+            numbers.add(number)
+            try:
+                launches[number] = self._launch(number, run)
+            except (IntegrityError, ObjectNotFoundError) as error:
+                damaged[number] = str(error)
+        return launches, damaged, numbers
+
+    def _launch(self, number: int, run: Run | None) -> Launch:
+        key = layout.launch_key(number)
+        launch = self._launches.get(number)
+        if launch is None:
+            launch = Launch.decode(self._store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes), key)
+            if launch.launch != number:
+                raise FormatError(f"{key} says that it is launch {launch.launch}")
+            self._launches[number] = launch
+        if run is not None and launch.run != run.run:
+            raise IntegrityError(f"{key} belongs to run {launch.run}, and this root to run {run.run}")
+        return launch

@@ -1,0 +1,578 @@
+"""The object that users hold: save, restore, list, wait, close.
+
+It owns the order of things: one save in flight, a launch claimed before the first, the
+background thread, and what a background failure does. How a save or a restore works is
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from strongroom import restore as restoring
+from strongroom import retention, sweep
+from strongroom.catalog import Catalog, Checkpoint
+from strongroom.config import (
+    SYSTEM_CLOCK,
+    Clock,
+    OnFailure,
+    RaiseAtOnce,
+    Tolerate,
+    check_digest,
+    check_seconds,
+    load_policy,
+)
+from strongroom.errors import (
+    ClosedError,
+    ConfigError,
+    FencedError,
+    OutcomeUnknownError,
+    SaveError,
+    StrongroomError,
+    WaitTimeoutError,
+)
+from strongroom.events import (
+    CheckpointCommitted,
+    Emitter,
+    EventSink,
+    LaunchClaimed,
+    RemovalFailed,
+    SaveFailed,
+    SaveSkipped,
+    SaveStarted,
+)
+from strongroom.fill import Selection
+from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
+from strongroom.manifest import CheckpointRef, Launch, check_run_id
+from strongroom.ranks import Ranks
+from strongroom.restore import Restored
+from strongroom.retention import RetentionPolicy
+from strongroom.saving import Provenance, StagedSave, Stager, default_workers, write_checkpoint
+from strongroom.shards import binding
+from strongroom.stores.open import open_store
+from strongroom.transaction import Attempt, Committed, Deadline, begin_run, claim_launch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from strongroom.stores.base import Store
+
+__all__ = ["Checkpointer", "SaveHandle"]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+_GRACE_S: Final = 60.0
+"""How much longer than a save's deadline a wait for it lasts: retention runs after the commit."""
+
+_DRAIN_S: Final = 30.0
+"""How long leaving the context with an exception pending waits for the save in flight."""
+
+
+class SaveHandle:
+    """One call of `Checkpointer.save`.
+
+    Attributes:
+        step: the step.
+        skipped: None, or why nothing is saved by this call. The handle then stands for the
+            checkpoint of that step that there is already.
+    """
+
+    def __init__(self, step: int, outcome: Future[Checkpoint], *, skipped: str | None = None) -> None:
+        self.step = step
+        self.skipped = skipped
+        self._outcome = outcome
+        self._is_failure_delivered = False
+
+    def wait_staged(self, timeout_s: float | None = None) -> None:
+        """Return once the state may be changed. (In this release it may as soon as ``save`` returned.)"""
+
+    def result(self, timeout_s: float | None = None) -> Checkpoint:
+        """The committed checkpoint.
+
+        Args:
+            timeout_s: seconds to wait; None: until the save ends, which its deadline bounds.
+
+        Raises:
+            SaveError: it did not commit; the cause is attached.
+            FencedError: a later writer has taken the run over.
+            WaitTimeoutError: it is still under way.
+        """
+        try:
+            return self._outcome.result(timeout_s)
+        except FutureTimeoutError:
+            if self._outcome.done():
+                raise
+            raise WaitTimeoutError(
+                f"the save of step {self.step} is still under way after {timeout_s:g} s; it goes on in the background"
+            ) from None
+        except StrongroomError:
+            self._is_failure_delivered = True
+            raise
+
+    def done(self) -> bool:
+        """Whether it has committed or failed."""
+        return self._outcome.done()
+
+    def __repr__(self) -> str:
+        state = f"skipped: {self.skipped}" if self.skipped else "done" if self.done() else "under way"
+        return f"SaveHandle(step={self.step}, {state})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """This writer's launch, and where its line begins."""
+
+    launch: Launch
+    parent: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFlight:
+    """The save in the background: until ``job`` ends, its buffers are in use."""
+
+    name: CheckpointName
+    handle: SaveHandle
+    job: Future[None]
+    deadline: Deadline
+
+
+class Checkpointer:
+    """Saves and restores one run's state under one root.
+
+    Building one touches nothing: the root is created by the first save. Methods are called
+    from one thread.
+
+    Args:
+        root: a path, a ``file://`` URI or a `Store`; one run each.
+        keep: which checkpoints stay after each commit, such as ``KeepLast(count=3)``; None: all.
+        security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
+            if it is set.
+        digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
+        timeout_s: seconds after which a save gives up and never commits.
+        on_failure: when a failed background save raises: ``RaiseAtOnce()`` or
+            ``Tolerate(consecutive=3)``.
+        max_fallback: damaged checkpoints that `restore` may skip.
+        events: who else listens to what happens.
+        run_id: the run's id where the platform gives one; None: the root's, or a random one.
+        clock: the time.
+        draw: random hex digits for ``n`` bytes.
+
+    Raises:
+        ConfigError: an argument cannot work; the root is a file; the job has several processes.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | Store,
+        *,
+        keep: RetentionPolicy | None = None,
+        security: Any = None,
+        digest: str | None = None,
+        timeout_s: float = 1800.0,
+        on_failure: OnFailure = RaiseAtOnce(),
+        max_fallback: int = 3,
+        events: Sequence[EventSink] = (),
+        run_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        draw: Callable[[int], str] = secrets.token_hex,
+    ) -> None:
+        if not isinstance(max_fallback, int) or max_fallback < 0:
+            raise ConfigError(f"max_fallback must be 0 or more, got {max_fallback!r}")
+        if not isinstance(on_failure, RaiseAtOnce | Tolerate):
+            raise ConfigError(f"on_failure must be RaiseAtOnce() or Tolerate(consecutive=...), got {on_failure!r}")
+        if keep is not None and not callable(getattr(keep, "keep", None)):
+            raise ConfigError(f"keep must be a retention policy such as KeepLast(count=3), got {keep!r}")
+        policy = load_policy(security)
+        self._ranks = Ranks.of_this_process()
+        self._store = open_store(root)
+        self._keep = keep
+        self._algorithm = check_digest(digest or (policy.digest if policy else None) or "blake3")
+        self._timeout_s = check_seconds("timeout_s", timeout_s)
+        self._on_failure = on_failure
+        self._max_fallback = max_fallback
+        self._emitter = Emitter(events)
+        self._run_id = None if run_id is None else check_run_id(run_id)
+        self._clock = clock
+        self._draw = draw
+        self._workers = default_workers()
+
+        self._catalog = Catalog(self._store)
+        self._stager = Stager(self._ranks, parts=self._workers)
+        self._restored: CheckpointRef | None = None
+        self._verified: set[CheckpointName] = set()
+        self._turn: _Turn | None = None
+        self._last: SaveHandle | None = None
+        self._in_flight: _InFlight | None = None
+        self._committed: SaveHandle | None = None
+        self._newest: CheckpointRef | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
+        # The background thread writes these; the lock keeps a failure and its count together.
+        self._lock = threading.Lock()
+        self._undelivered: list[tuple[SaveHandle, StrongroomError]] = []
+        self._failures = 0
+        self._failures_in_a_row = 0
+
+    # ------------------------------------------------------------------------------------ save
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        tags: Iterable[str] = (),
+    ) -> SaveHandle:
+        """Copy ``state`` and save it in the background.
+
+        When this returns, the state may be changed freely. The first save of a checkpointer
+        also claims its launch, so that a root that cannot be written to is found here.
+
+        Args:
+            step: of the optimizer; grows from save to save.
+            state: a dict of modules, optimizers, anything with ``state_dict`` and
+                ``load_state_dict``, tensors, plain values and containers of these.
+            metrics, provenance, tags: kept with the checkpoint for people and tools.
+
+        Raises:
+            StateEncodingError: a value has no safe encoding.
+            ConfigError: the step is lower than one that this line has.
+            SaveError, FencedError: an earlier save failed in the background.
+            ClosedError: the checkpointer was closed.
+        """
+        self._check_open()
+        step = _check_step(step)
+        extras = Provenance.of(provenance, metrics, tags)
+        for earlier in (self._last, self._committed):
+            if earlier is not None and earlier.step == step and not _failed(earlier):
+                reason = f"step {step} is saved already, or being saved, by this launch"
+                self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
+                return SaveHandle(step, earlier._outcome, skipped=reason)
+        began = self._clock.monotonic()
+        self._join()
+        self._raise_undelivered()
+        self._check_order(step)
+        waited = self._clock.monotonic()
+        turn = self._turn or self._begin_turn()
+        name = CheckpointName(
+            launch=turn.launch.launch, step=step, attempt=self._draw(ATTEMPT_HEX_DIGITS // 2)
+        )
+        deadline = Deadline.after(self._timeout_s, self._clock.monotonic)
+        staging = self._clock.monotonic()
+        staged = self._stager.take(state, binding(turn.launch.run, name))
+        attempt = Attempt(
+            self._store,
+            launch=turn.launch,
+            name=name,
+            parent=self._newest or turn.parent,
+            algorithm=self._algorithm,
+            world_size=self._ranks.world_size,
+            deadline=deadline,
+            now_ms=self._clock.now_ms,
+        )
+        self._emitter.emit(
+            SaveStarted(
+                run=turn.launch.run,
+                step=step,
+                launch=name.launch,
+                attempt=name.attempt,
+                size_bytes=staged.size_bytes,
+                wait_s=waited - began,
+                stage_s=self._clock.monotonic() - staging,
+            )
+        )
+        handle = SaveHandle(step, Future())
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strongroom")
+        job = self._pool.submit(self._write, attempt, staged, extras, handle)
+        self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
+        self._last = handle
+        return handle
+
+    def _begin_turn(self) -> _Turn:
+        """Claim this writer's launch, from the checkpoint that it restored, if any."""
+        now_ms = self._clock.now_ms()
+        run = begin_run(
+            self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms
+        )
+        if self._run_id is not None and run.run != self._run_id:
+            raise ConfigError(
+                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each run needs "
+                f"a root of its own"
+            )
+        history = self._catalog.history()
+        launch = claim_launch(
+            self._store,
+            run=run.run,
+            parent=self._restored,
+            taken=history.launch_numbers,
+            deadline_s=max(1, int(self._timeout_s)),
+            now_ms=now_ms,
+        )
+        self._turn = _Turn(launch=launch, parent=self._restored)
+        parent_step = self._restored.step if self._restored else None
+        self._emitter.emit(LaunchClaimed(run=run.run, launch=launch.launch, parent_step=parent_step))
+        return self._turn
+
+    def _check_order(self, step: int) -> None:
+        newest = self._newest or (self._turn.parent if self._turn else self._restored)
+        if newest is not None and step < newest.step:
+            raise ConfigError(
+                f"step {step} is lower than step {newest.step}, which this run has reached: it would never be the "
+                f"newest. To go back, restore(step=...) first: the next save then begins a new line"
+            )
+
+    def _write(self, attempt: Attempt, staged: StagedSave, extras: Provenance, handle: SaveHandle) -> None:
+        """The background half of a save; what it raises is kept for the training thread."""
+        began = self._clock.monotonic()
+        try:
+            committed = write_checkpoint(attempt, staged, extras, workers=self._workers)
+        except BaseException as error:
+            self._fail(attempt, handle, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._lock:
+            self._failures_in_a_row = 0
+        self._newest = committed.ref
+        self._emitter.emit(
+            CheckpointCommitted(
+                run=attempt.run,
+                step=attempt.name.step,
+                launch=attempt.name.launch,
+                attempt=attempt.name.attempt,
+                size_bytes=committed.commit.size_bytes,
+                background_s=self._clock.monotonic() - began,
+            )
+        )
+        handle._outcome.set_result(Checkpoint.of(committed.commit))
+        self._committed = handle
+        self._retain(committed)
+
+    def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
+        attempt.abort()
+        step = attempt.name.step
+        told: StrongroomError
+        if isinstance(error, FencedError | SaveError):
+            told = error
+        else:
+            kept = f"step {self._newest.step}" if self._newest else "what was committed before"
+            told = SaveError(
+                f"the save of step {step} failed in the background: {error or type(error).__name__}. It was not "
+                f"committed; {kept} is untouched"
+            )
+            told.__cause__ = error
+        with self._lock:
+            self._failures += 1
+            self._failures_in_a_row += 1
+            is_tolerated = (
+                isinstance(self._on_failure, Tolerate)
+                and self._failures_in_a_row <= self._on_failure.consecutive
+                and not isinstance(told, FencedError | OutcomeUnknownError)
+            )
+            if not is_tolerated:
+                self._undelivered.append((handle, told))
+        self._emitter.emit(
+            SaveFailed(run=attempt.run, step=step, reason=str(told), failures=self._failures)
+        )
+        handle._outcome.set_exception(told)
+
+    def _retain(self, committed: Committed) -> None:
+        """Retention and orphans, after a commit; never raises into training."""
+        if self._keep is None:
+            return
+        name = committed.commit.name
+        try:
+            history = self._catalog.history()
+            verified = history.verified | self._verified
+            ranked = [other for other in history.line.ranked if other in history.commits]
+            decisions = retention.plan(ranked, self._keep, verified=verified)
+            sweep.remove_checkpoints(self._store, committed.commit.run, decisions, self._emitter)
+            orphans = sweep.orphans(
+                self._store, history, launch=name.launch, in_flight=(name,), now_ns=self._clock.now_ns()
+            )
+            sweep.remove_orphans(self._store, committed.commit.run, orphans, self._emitter)
+        except Exception as error:
+            # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
+            self._emitter.emit(RemovalFailed(run=committed.commit.run, folder="", reason=str(error)))
+
+    # --------------------------------------------------------------------------------- restore
+
+    def restore(
+        self,
+        state: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        only: str | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        accept_older: bool = False,
+    ) -> Restored | None:
+        """Fill ``state`` from the newest whole checkpoint; None only where nothing was committed.
+
+        Every byte is verified before it is used. A damaged checkpoint is skipped and told
+        (`Restored.skipped`), and all that it had touched is overwritten by the next older one.
+        The next save begins a launch that goes on from what was restored.
+
+        Args:
+            state: what to fill. Modules, optimizers, objects with ``load_state_dict``, tensors
+                and generators are filled in place; any other value only names its key and is
+                replaced. None: everything comes back on the CPU.
+            step: this step and no other; a rewind.
+            strict: whether a name that only one side has is an error.
+            only: patterns of names to restore; the rest stays as it is.
+            rename: your name or prefix -> the checkpoint's.
+            accept_older: allow more than ``max_fallback`` damaged checkpoints.
+
+        Raises:
+            StateMismatchError: the checkpoint does not fit; lists every difference.
+            IntegrityError: ``step`` is damaged, or every checkpoint is.
+            RollbackError: more than ``max_fallback`` checkpoints would be skipped.
+            CheckpointNotFoundError: no checkpoint of that step.
+            StoreError: the store could not be asked; never taken for damage.
+        """
+        self._check_open()
+        if state is not None and not isinstance(state, Mapping):
+            raise ConfigError(f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}")
+        self._join()
+        patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
+        result = restoring.restore(
+            self._store,
+            self._catalog.history(),
+            state,
+            step=None if step is None else _check_step(step),
+            selection=Selection(strict=strict, only=patterns, rename=dict(rename or {})),
+            max_fallback=self._max_fallback,
+            accept_older=accept_older,
+            ranks=self._ranks,
+            workers=self._workers,
+            emitter=self._emitter,
+        )
+        if result is None:
+            return None
+        restored, commit = result
+        self._restored = commit.ref
+        self._verified.add(commit.name)
+        # What comes next is a new line, whatever this writer has saved until now.
+        self._turn = self._newest = self._last = self._committed = None
+        return restored
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every committed checkpoint: the current line newest first, then superseded ones.
+
+        Raises:
+            IntegrityError: the run record is missing or damaged.
+            StoreError: the store could not be asked.
+        """
+        return self._catalog.history().checkpoints()
+
+    # ---------------------------------------------------------------------------- wait and close
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the save in flight, its retention included.
+
+        Args:
+            timeout_s: seconds to wait; None: until the save ends, which its deadline bounds.
+
+        Raises:
+            SaveError, FencedError: a save failed in the background.
+            WaitTimeoutError: it is still under way.
+        """
+        self._check_open()
+        self._join(timeout_s)
+        self._raise_undelivered()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for the save in flight and end; a second call does nothing.
+
+        Raises:
+            As `wait`. The checkpointer is closed all the same, unless the wait timed out.
+        """
+        if self._is_closed:
+            return
+        self._join(timeout_s)
+        self._shut()
+        self._raise_undelivered()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The pending exception is what the user must see; a failure here was logged when it happened.
+        try:
+            self._join(min(_DRAIN_S, self._timeout_s))
+        except StrongroomError as late:
+            _LOG.warning("leaving with %s pending: %s", type(error).__name__, late)
+        self._shut()
+
+    def _shut(self) -> None:
+        self._is_closed = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is in flight; says nothing of how it ended."""
+        flight = self._in_flight
+        if flight is None:
+            return
+        bound = max(0.0, flight.deadline.left_s) + _GRACE_S
+        wait_s = bound if timeout_s is None else min(timeout_s, bound)
+        try:
+            flight.job.result(wait_s)
+        except FutureTimeoutError:
+            raise WaitTimeoutError(
+                f"the save of step {flight.name.step} is still under way after {wait_s:.0f} s: "
+                f"{self._store.uri} does not answer in time. It goes on in the background and does not commit "
+                f"after its deadline of {flight.deadline.timeout_s:g} s"
+            ) from None
+        self._in_flight = None
+
+    def _raise_undelivered(self) -> None:
+        with self._lock:
+            failed = [error for handle, error in self._undelivered if not handle._is_failure_delivered]
+            self._undelivered.clear()
+        if failed:
+            raise failed[-1]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this Checkpointer was closed; build a new one to go on")
+
+    @property
+    def _run_name(self) -> str:
+        return self._turn.launch.run if self._turn else ""
+
+
+def _check_step(step: Any) -> int:
+    # numpy and torch integers are welcome; True, which is an int, is not.
+    try:
+        number = None if isinstance(step, bool) else step.__index__()
+    except (AttributeError, TypeError):
+        number = None
+    if number is None or not 0 <= number <= MAX_STEP:
+        raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
+    return int(number)
+
+
+def _failed(handle: SaveHandle) -> bool:
+    outcome = handle._outcome
+    return outcome.done() and outcome.exception() is not None

@@ -1,0 +1,117 @@
+"""Options as values, each checked once when built; and where a policy file comes in."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+from strongroom.digest import DIGEST_ALGORITHMS, DigestAlgorithm
+from strongroom.errors import ConfigError
+
+__all__ = [
+    "POLICY_VARIABLE",
+    "SYSTEM_CLOCK",
+    "Clock",
+    "OnFailure",
+    "Policy",
+    "RaiseAtOnce",
+    "Tolerate",
+    "check_digest",
+    "check_seconds",
+    "load_policy",
+]
+
+POLICY_VARIABLE: Final = "STRONGROOM_CONFIG"
+"""Names a policy file for every `Checkpointer` that is given none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseAtOnce:
+    """A failed background save raises at the next ``save``, ``wait`` or ``close``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerate:
+    """Up to ``consecutive`` failed saves in a row are logged and counted; one more raises."""
+
+    consecutive: int
+
+    def __post_init__(self) -> None:
+        if self.consecutive < 1:
+            raise ConfigError(f"Tolerate.consecutive must be at least 1, got {self.consecutive}")
+
+
+OnFailure = RaiseAtOnce | Tolerate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The time: ``now_ns`` since the epoch, which may jump, and ``monotonic`` seconds, which cannot."""
+
+    now_ns: Callable[[], int]
+    monotonic: Callable[[], float]
+
+    def now_ms(self) -> int:
+        # Before 1970 there is no spelling for it; a clock that is that wrong is not worth a crash.
+        return max(0, self.now_ns() // 1_000_000)
+
+
+SYSTEM_CLOCK: Final = Clock(now_ns=time.time_ns, monotonic=time.monotonic)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What the core asks of a security policy; `strongroom_security.SecurityPolicy` is one."""
+
+    @property
+    def digest(self) -> DigestAlgorithm | None:
+        """The digest of checkpoint files; None: no opinion."""
+
+
+def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> Policy | None:
+    """The policy for a checkpointer: given, a file's path, or by ``STRONGROOM_CONFIG``.
+
+    The only place where the core reaches for the security package, and by its name alone
+    (`docs/adr/0007-policy-entry-point.md`).
+
+    Raises:
+        ConfigError: a policy is asked for and cannot be had: a run that was meant to be
+            protected never goes on without.
+    """
+    if isinstance(security, Policy):
+        return security
+    source = security if security is not None else environment.get(POLICY_VARIABLE) or None
+    if source is None:
+        return None
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"security must be a SecurityPolicy or the path of its file, got a {type(source).__name__}"
+        )
+    try:
+        package = importlib.import_module("strongroom_security")
+    except ImportError as error:
+        raise ConfigError(
+            f"the policy {os.fspath(source)!r} needs the package strongroom_security, which cannot be imported "
+            f"({error}); install the whole of strongroom"
+        ) from error
+    policy: Policy = package.SecurityPolicy.load(source)
+    return policy
+
+
+def check_digest(digest: str) -> DigestAlgorithm:
+    """Return a digest's name if there is such a one."""
+    for algorithm in DIGEST_ALGORITHMS:
+        if digest == algorithm:
+            return algorithm
+    raise ConfigError(f"digest must be one of {', '.join(DIGEST_ALGORITHMS)}, got {digest!r}")
+
+
+def check_seconds(name: str, value: float) -> float:
+    """Return a positive, finite number of seconds."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+    return float(value)

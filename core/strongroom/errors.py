@@ -1,0 +1,202 @@
+"""The whole exception tree; every error that Strongroom raises on purpose stands here.
+
+::
+
+    StrongroomError
+    ├── ConfigError                 an argument, option, policy or environment that cannot work
+    ├── StateError                  about the caller's state
+    │   ├── StateEncodingError      a value has no safe encoding; names its key path
+    │   └── StateMismatchError      checkpoint and caller's state differ; lists all differences
+    ├── IntegrityError              bytes were read and are wrong, or a committed object is absent
+    │   ├── FormatError             bytes that do not follow the format, or exceed its bounds
+    │   └── NoWholeCheckpointError  commits exist, none is whole; carries every reason
+    ├── RollbackError               a fall-back deeper than allowed
+    ├── UnsupportedFormatError      whole, but written in a format that this release does not read
+    ├── CheckpointNotFoundError     no committed checkpoint by that step
+    ├── StoreError                  the store could not do what was asked
+    │   ├── ObjectNotFoundError     the object is definitely absent
+    │   ├── AccessDeniedError       the store refused (permissions, credentials)
+    │   ├── StoreFullError          no space or quota left
+    │   └── StoreUnavailableError   timed out, throttled, I/O error, out of reach
+    ├── SaveError                   a save did not commit
+    │   ├── DeadlineExceededError   the attempt's deadline passed before its commit
+    │   └── OutcomeUnknownError     the commit was sent and its answer lost: it may stand
+    ├── WaitTimeoutError            a wait ended first; what was waited for goes on
+    ├── FencedError                 a later writer has taken the run over
+    └── ClosedError                 the checkpointer was closed
+
+What may make a restore fall back to an older checkpoint is an `IntegrityError` and nothing
+else: a store that is denied, throttled, timed out or out of reach says nothing about the
+bytes, so it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AccessDeniedError",
+    "CheckpointNotFoundError",
+    "ClosedError",
+    "ConfigError",
+    "DeadlineExceededError",
+    "FencedError",
+    "FormatError",
+    "IntegrityError",
+    "NoWholeCheckpointError",
+    "ObjectNotFoundError",
+    "OutcomeUnknownError",
+    "RollbackError",
+    "SaveError",
+    "StateEncodingError",
+    "StateError",
+    "StateMismatchError",
+    "StoreError",
+    "StoreFullError",
+    "StoreUnavailableError",
+    "StrongroomError",
+    "UnsupportedFormatError",
+    "WaitTimeoutError",
+]
+
+
+class StrongroomError(Exception):
+    """The parent of every error that Strongroom raises on purpose."""
+
+
+class ConfigError(StrongroomError):
+    """An argument, option, policy or environment that cannot work."""
+
+
+class StateError(StrongroomError):
+    """About the state that the caller handed in."""
+
+
+class StateEncodingError(StateError):
+    """A value in the state has no safe encoding.
+
+    Attributes:
+        key_path: where the value stands, as ``state['extra']['loss_fn']``.
+    """
+
+    def __init__(self, key_path: str, problem: str) -> None:
+        super().__init__(f"{key_path}: {problem}")
+        self.key_path = key_path
+
+
+class StateMismatchError(StateError):
+    """The checkpoint and the caller's state do not fit; raised before anything is written.
+
+    Attributes:
+        missing: names the caller asks for that the checkpoint lacks.
+        unexpected: names the checkpoint holds that the caller's state has no place for.
+        different: one sentence for each name whose shape, dtype or kind differs.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        different: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.different = tuple(different)
+
+
+class IntegrityError(StrongroomError):
+    """Bytes were read and are wrong, or an object that a commit pins is absent."""
+
+
+class FormatError(IntegrityError):
+    """Bytes that do not follow the format or exceed one of its bounds."""
+
+
+class NoWholeCheckpointError(IntegrityError):
+    """Commits exist, but none of them is whole.
+
+    Attributes:
+        reasons: ``(step, reason)`` for every candidate, in the order they were tried.
+        undefined: names of the caller's tensors that were written to and hold no defined value.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reasons: Sequence[tuple[int, str]] = (),
+        undefined: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
+        self.undefined = tuple(undefined)
+
+
+class RollbackError(StrongroomError):
+    """Restoring would go back further than allowed.
+
+    Attributes:
+        reasons: ``(step, reason)`` for every checkpoint that was skipped.
+    """
+
+    def __init__(self, message: str, *, reasons: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
+
+
+class UnsupportedFormatError(StrongroomError):
+    """A whole document in a format that this release does not read."""
+
+
+class CheckpointNotFoundError(StrongroomError):
+    """No committed checkpoint by that step."""
+
+
+class StoreError(StrongroomError):
+    """The store could not do what was asked."""
+
+
+class ObjectNotFoundError(StoreError):
+    """The object is definitely absent: the store was asked and answered."""
+
+
+class AccessDeniedError(StoreError):
+    """The store refused: permissions or credentials."""
+
+
+class StoreFullError(StoreError):
+    """No space, inodes or quota left."""
+
+
+class StoreUnavailableError(StoreError):
+    """Timed out, throttled, failed with an I/O error, or out of reach."""
+
+
+class SaveError(StrongroomError):
+    """A save did not commit; the last committed checkpoint is untouched."""
+
+
+class DeadlineExceededError(SaveError):
+    """The attempt's deadline passed before its commit, so it never commits."""
+
+
+class OutcomeUnknownError(SaveError):
+    """The commit was sent and its answer lost: the checkpoint may stand.
+
+    Opening the root again tells; nothing that was committed before is affected.
+    """
+
+
+class WaitTimeoutError(StrongroomError):
+    """A bounded wait ended before what it waited for; that goes on in the background."""
+
+
+class FencedError(StrongroomError):
+    """A later writer has taken the run over; this one must not commit any more."""
+
+
+class ClosedError(StrongroomError):
+    """The checkpointer was closed."""

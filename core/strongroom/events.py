@@ -1,0 +1,161 @@
+"""What happened, as frozen records, and the seam through which others listen.
+
+The core emits; metrics and audit listen. A sink is called on the thread on which the event
+happened, and must not block for long; what it raises is logged and goes no further, so that
+watching a run can never break it. (An audit sink that must be able to refuse has its own
+seam, not this one.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Protocol
+
+__all__ = [
+    "CheckpointCommitted",
+    "CheckpointRemoved",
+    "CheckpointSkipped",
+    "Event",
+    "EventSink",
+    "Emitter",
+    "LaunchClaimed",
+    "OrphanRemoved",
+    "RemovalFailed",
+    "RestoreFinished",
+    "SaveFailed",
+    "SaveSkipped",
+    "SaveStarted",
+]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in one run."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchClaimed(Event):
+    """A writer's turn began; ``parent_step`` is None where it took up nothing."""
+
+    launch: int
+    parent_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStarted(Event):
+    """State was staged; training goes on. Times are seconds."""
+
+    step: int
+    launch: int
+    attempt: str
+    size_bytes: int
+    wait_s: float
+    stage_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(Event):
+    """A checkpoint stands. ``background_s`` runs from the end of staging to the commit."""
+
+    step: int
+    launch: int
+    attempt: str
+    size_bytes: int
+    background_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    """A save did not commit. ``failures`` counts those of this checkpointer so far."""
+
+    step: int
+    reason: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSkipped(Event):
+    """A restore found a checkpoint damaged and went on to the next older one."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFinished(Event):
+    step: int
+    launch: int
+    skipped: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRemoved(Event):
+    """Retention removed a committed checkpoint."""
+
+    step: int
+    launch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanRemoved(Event):
+    """The remains of a save that never committed were removed."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalFailed(Event):
+    """Something could not be removed; it is tried again after the next commit."""
+
+    folder: str
+    reason: str
+
+
+class EventSink(Protocol):
+    """Listens to events."""
+
+    def emit(self, event: Event) -> None: ...
+
+
+class Emitter:
+    """Hands each event to the log and to every sink."""
+
+    def __init__(self, sinks: Sequence[EventSink] = ()) -> None:
+        self._sinks = tuple(sinks)
+
+    def emit(self, event: Event) -> None:
+        level = _LEVELS.get(type(event), logging.INFO)
+        if _LOG.isEnabledFor(level):
+            fields = asdict(event)
+            words = " ".join(f"{name}={value!r}" for name, value in fields.items())
+            _LOG.log(level, "%s %s", type(event).__name__, words, extra={"strongroom": fields})
+        for sink in self._sinks:
+            try:
+                sink.emit(event)
+            except Exception:
+                _LOG.exception("the event sink %r failed on %s", sink, type(event).__name__)
+
+
+_LEVELS: Final = {
+    SaveStarted: logging.DEBUG,
+    CheckpointRemoved: logging.DEBUG,
+    SaveFailed: logging.ERROR,
+    CheckpointSkipped: logging.WARNING,
+    RemovalFailed: logging.WARNING,
+}

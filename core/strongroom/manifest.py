@@ -1,0 +1,428 @@
+"""The control documents as values: run record, launch record, manifest, commit.
+
+Each is canonical JSON with a bounded, versioned parser that refuses unknown members
+(`docs/format.md`, clauses 4 to 8). No I/O here, and no judgement about which checkpoint is
+the newest: that is `strongroom.lineage`.
+
+A member whose name starts with ``x-`` is a note: it is ignored by every reader. Any other
+unknown member is critical, and refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from strongroom import canonical, layout
+from strongroom.canonical import Bounds, Json
+from strongroom.digest import Digest, DigestAlgorithm
+from strongroom.errors import FormatError, UnsupportedFormatError
+from strongroom.layout import CheckpointName
+
+__all__ = [
+    "COMMIT_BOUNDS",
+    "FORMAT",
+    "LAUNCH_BOUNDS",
+    "MANIFEST_BOUNDS",
+    "RUN_BOUNDS",
+    "CheckpointRef",
+    "Commit",
+    "FileRecord",
+    "Launch",
+    "Manifest",
+    "Run",
+    "check_run_id",
+]
+
+FORMAT: Final = "0.1"
+"""Readers of this release read this format and no other: 0.x promises nothing across versions."""
+
+RUN_BOUNDS: Final = Bounds(length_bytes=4096, depth=2, items=64)
+LAUNCH_BOUNDS: Final = Bounds(length_bytes=16384, depth=3, items=128)
+COMMIT_BOUNDS: Final = Bounds(length_bytes=16384, depth=3, items=128)
+MANIFEST_BOUNDS: Final = Bounds(length_bytes=256 << 20, depth=4, items=8_000_000)
+"""Room for a million files: 16,384 ranks with 61 files each."""
+
+MAX_FILE_BYTES: Final = 2**48
+"""A single file's length: 256 TiB, above any store's limit for one object."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FORMAT = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
+_T = TypeVar("_T")
+
+
+def check_run_id(run: str) -> str:
+    """Return a run id unchanged if it is one: 1 to 128 letters, digits, '.', '_' or '-'."""
+    if not _RUN_ID.fullmatch(run):
+        raise FormatError(
+            f"{run[:60]!r} is not a run id: 1 to 128 letters, digits, '.', '_' or '-', "
+            f"the first one a letter or digit"
+        )
+    return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """Names one committed checkpoint and pins its content by its manifest's digest."""
+
+    launch: int
+    step: int
+    attempt: str
+    manifest: Digest
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(launch=self.launch, step=self.step, attempt=self.attempt)
+
+    def to_json(self) -> Json:
+        return {
+            "attempt": self.attempt,
+            "launch": self.launch,
+            "manifest": str(self.manifest),
+            "step": self.step,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> CheckpointRef:
+        fields = _Fields(value, what)
+        ref = cls(
+            launch=fields.integer("launch", 1, layout.MAX_LAUNCH),
+            step=fields.integer("step", 0, layout.MAX_STEP),
+            attempt=fields.attempt(),
+            manifest=fields.digest("manifest", "sha256"),
+        )
+        fields.close()
+        return ref
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``run.json``: what makes a root one run's root."""
+
+    run: str
+    created_at_ms: int
+
+    def encode(self) -> bytes:
+        return canonical.with_self_digest(
+            {"created_at_ms": self.created_at_ms, "format": FORMAT, "kind": "run", "run": self.run}
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> Run:
+        """Raises FormatError (damaged or malformed) or UnsupportedFormatError."""
+        fields = _open(data, what, "run", RUN_BOUNDS)
+        run = cls(run=fields.run(), created_at_ms=fields.time("created_at_ms"))
+        fields.close()
+        return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """``launches/000003.json``: one writer's turn, and where it took the run up.
+
+    Attributes:
+        parent: the checkpoint that the writer had restored; None: it began anew.
+        deadline_s: seconds after which an attempt of this launch never commits.
+    """
+
+    run: str
+    launch: int
+    parent: CheckpointRef | None
+    created_at_ms: int
+    deadline_s: int
+
+    def encode(self) -> bytes:
+        return canonical.with_self_digest(
+            {
+                "created_at_ms": self.created_at_ms,
+                "deadline_s": self.deadline_s,
+                "format": FORMAT,
+                "kind": "launch",
+                "launch": self.launch,
+                "parent": self.parent.to_json() if self.parent else None,
+                "run": self.run,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> Launch:
+        """Raises FormatError (damaged or malformed) or UnsupportedFormatError."""
+        fields = _open(data, what, "launch", LAUNCH_BOUNDS)
+        launch = cls(
+            run=fields.run(),
+            launch=fields.integer("launch", 1, layout.MAX_LAUNCH),
+            parent=fields.optional("parent", lambda value: CheckpointRef.from_json(value, what)),
+            created_at_ms=fields.time("created_at_ms"),
+            deadline_s=fields.integer("deadline_s", 1, 2**31),
+        )
+        fields.close()
+        if launch.parent is not None and launch.parent.launch >= launch.launch:
+            raise FormatError(
+                f"{what} names a parent of launch {launch.parent.launch}, which is not older than itself"
+            )
+        return launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One file under ``data/``, as stored: path, length and digest."""
+
+    path: str
+    size_bytes: int
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        layout.check_relative_path(self.path)
+
+    def to_json(self) -> Json:
+        return {"digest": str(self.digest), "path": self.path, "size": self.size_bytes}
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> FileRecord:
+        fields = _Fields(value, what)
+        record = cls(
+            path=fields.text("path"),
+            size_bytes=fields.integer("size", 0, MAX_FILE_BYTES),
+            digest=fields.digest("digest"),
+        )
+        fields.close()
+        return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """``data/MANIFEST.json``: what a checkpoint consists of, in clear.
+
+    Attributes:
+        parent: the checkpoint before this one on its line; None: the first.
+        algorithm: the digest of every file listed.
+        world_size: ranks that wrote it.
+        files: every other file under ``data/``, sorted by path.
+    """
+
+    run: str
+    name: CheckpointName
+    parent: CheckpointRef | None
+    created_at_ms: int
+    algorithm: DigestAlgorithm
+    world_size: int
+    files: tuple[FileRecord, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all listed files together."""
+        return sum(record.size_bytes for record in self.files)
+
+    def file(self, path: str) -> FileRecord | None:
+        return next((record for record in self.files if record.path == path), None)
+
+    def encode(self) -> bytes:
+        return canonical.encode(
+            {
+                "attempt": self.name.attempt,
+                "created_at_ms": self.created_at_ms,
+                "digest": self.algorithm,
+                "files": [record.to_json() for record in self.files],
+                "format": FORMAT,
+                "kind": "manifest",
+                "launch": self.name.launch,
+                "parent": self.parent.to_json() if self.parent else None,
+                "run": self.run,
+                "step": self.name.step,
+                "world_size": self.world_size,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> Manifest:
+        """Raises FormatError (malformed) or UnsupportedFormatError."""
+        fields = _open(data, what, "manifest", MANIFEST_BOUNDS, self_digest=False)
+        algorithm: DigestAlgorithm = (
+            "blake3" if fields.one_of("digest", ("blake3", "sha256")) == "blake3" else "sha256"
+        )
+        manifest = cls(
+            run=fields.run(),
+            name=fields.checkpoint_name(),
+            parent=fields.optional("parent", lambda value: CheckpointRef.from_json(value, what)),
+            created_at_ms=fields.time("created_at_ms"),
+            algorithm=algorithm,
+            world_size=fields.integer("world_size", 1, 10**5),
+            files=tuple(FileRecord.from_json(value, what) for value in fields.array("files")),
+        )
+        fields.close()
+        _check_files(manifest, what)
+        return manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """``COMMIT``: created once and last; its presence makes the folder a checkpoint.
+
+    Attributes:
+        manifest: SHA-256 of ``data/MANIFEST.json``'s bytes.
+        size_bytes: bytes of all files under ``data/`` but the manifest, so that a listing
+            need not read manifests.
+    """
+
+    run: str
+    name: CheckpointName
+    manifest: Digest
+    size_bytes: int
+    committed_at_ms: int
+
+    @property
+    def ref(self) -> CheckpointRef:
+        return CheckpointRef(
+            launch=self.name.launch,
+            step=self.name.step,
+            attempt=self.name.attempt,
+            manifest=self.manifest,
+        )
+
+    def encode(self) -> bytes:
+        return canonical.with_self_digest(
+            {
+                "attempt": self.name.attempt,
+                "committed_at_ms": self.committed_at_ms,
+                "format": FORMAT,
+                "kind": "commit",
+                "launch": self.name.launch,
+                "manifest": str(self.manifest),
+                "run": self.run,
+                "size": self.size_bytes,
+                "step": self.name.step,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> Commit:
+        """Raises FormatError (damaged or malformed) or UnsupportedFormatError."""
+        fields = _open(data, what, "commit", COMMIT_BOUNDS)
+        commit = cls(
+            run=fields.run(),
+            name=fields.checkpoint_name(),
+            manifest=fields.digest("manifest", "sha256"),
+            size_bytes=fields.integer("size", 0, MAX_FILE_BYTES),
+            committed_at_ms=fields.time("committed_at_ms"),
+        )
+        fields.close()
+        return commit
+
+
+def _check_files(manifest: Manifest, what: str) -> None:
+    paths = [record.path for record in manifest.files]
+    if any(first >= second for first, second in zip(paths, paths[1:], strict=False)):
+        raise FormatError(f"{what} does not list its files once each, sorted by path")
+    if layout.MANIFEST in paths:
+        raise FormatError(f"{what} lists itself")
+    for record in manifest.files:
+        if record.digest.algorithm != manifest.algorithm:
+            raise FormatError(
+                f"{what}: {record.path} has a {record.digest.algorithm} digest where the manifest "
+                f"says {manifest.algorithm}"
+            )
+    pairs = layout.collisions(paths)
+    if pairs:
+        raise FormatError(f"{what}: {pairs[0][0]!r} and {pairs[0][1]!r} differ only by case or Unicode form")
+
+
+def _open(data: bytes, what: str, kind: str, bounds: Bounds, *, self_digest: bool = True) -> _Fields:
+    """Decode, check the self-digest before anything else is believed, then format and kind."""
+    value = canonical.decode(data, what, bounds)
+    members = canonical.check_self_digest(value, what) if self_digest else value
+    fields = _Fields(members, what)
+    version = fields.text("format")
+    if not _FORMAT.fullmatch(version):
+        raise FormatError(f"{what}: {version[:40]!r} is not a format version")
+    if version != FORMAT:
+        raise UnsupportedFormatError(
+            f"{what} is in format {version}; this release reads {FORMAT}. Use the release of Strongroom "
+            f"that wrote it, or export it with that release and import the copy"
+        )
+    found = fields.text("kind")
+    if found != kind:
+        raise FormatError(f"{what} is a {found[:40]!r} document where a {kind!r} was expected")
+    return fields
+
+
+class _Fields:
+    """The members of one object, taken out one by one; whatever is left over is refused."""
+
+    def __init__(self, value: Json, what: str) -> None:
+        if not isinstance(value, dict):
+            raise FormatError(f"{what}: expected a JSON object, found {type(value).__name__}")
+        self._left = dict(value)
+        self._what = what
+
+    def take(self, member: str) -> Json:
+        try:
+            return self._left.pop(member)
+        except KeyError:
+            raise FormatError(f"{self._what} lacks the member {member!r}") from None
+
+    def text(self, member: str) -> str:
+        value = self.take(member)
+        if not isinstance(value, str):
+            raise self._wrong(member, "a string", value)
+        return value
+
+    def integer(self, member: str, low: int, high: int) -> int:
+        value = self.take(member)
+        if type(value) is not int or not low <= value <= high:
+            raise self._wrong(member, f"an integer from {low} to {high}", value)
+        return value
+
+    def time(self, member: str) -> int:
+        """Milliseconds since the epoch, UTC."""
+        return self.integer(member, 0, canonical.MAX_INTEGER)
+
+    def array(self, member: str) -> list[Json]:
+        value = self.take(member)
+        if not isinstance(value, list):
+            raise self._wrong(member, "an array", value)
+        return value
+
+    def optional(self, member: str, parse: Callable[[Json], _T]) -> _T | None:
+        value = self.take(member)
+        return None if value is None else parse(value)
+
+    def one_of(self, member: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(member)
+        if value not in allowed:
+            raise self._wrong(member, f"one of {', '.join(allowed)}", value)
+        return value
+
+    def digest(self, member: str, algorithm: DigestAlgorithm | None = None) -> Digest:
+        digest = Digest.parse(self.text(member))
+        if algorithm is not None and digest.algorithm != algorithm:
+            raise self._wrong(member, f"a {algorithm} digest", str(digest))
+        return digest
+
+    def run(self) -> str:
+        return check_run_id(self.text("run"))
+
+    def attempt(self) -> str:
+        value = self.text("attempt")
+        if not re.fullmatch(r"[0-9a-f]{16}", value):
+            raise self._wrong("attempt", "16 lower-case hex digits", value)
+        return value
+
+    def checkpoint_name(self) -> CheckpointName:
+        return CheckpointName(
+            launch=self.integer("launch", 1, layout.MAX_LAUNCH),
+            step=self.integer("step", 0, layout.MAX_STEP),
+            attempt=self.attempt(),
+        )
+
+    def close(self) -> None:
+        unknown = sorted(name for name in self._left if not name.startswith("x-"))
+        if unknown:
+            raise FormatError(
+                f"{self._what} has the unknown member {unknown[0][:60]!r}; only members that start "
+                f"with 'x-' may be ignored"
+            )
+
+    def _wrong(self, member: str, expected: str, value: Json) -> FormatError:
+        return FormatError(f"{self._what}: {member!r} should be {expected}, found {value!r:.60}")

@@ -1,0 +1,199 @@
+"""Opening a committed checkpoint: commit, manifest, index and documents, each verified before the next.
+
+The order is the order of trust: the commit's own digest, then the manifest that it pins, then
+what the manifest pins. Nothing is parsed before its bytes were held against a digest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from strongroom import canonical, layout
+from strongroom.canonical import Bounds, Json
+from strongroom.digest import digest_of_bytes, sha256_of
+from strongroom.errors import FormatError, IntegrityError, ObjectNotFoundError, UnsupportedFormatError
+from strongroom.index import MAX_INDEX_BYTES, Index, decode_index
+from strongroom.layout import CheckpointName
+from strongroom.manifest import FORMAT, MANIFEST_BOUNDS, Commit, FileRecord, Manifest
+from strongroom.shards import check_binding
+from strongroom.stores.base import Store
+
+__all__ = ["ADVICE", "DOCUMENT_BOUNDS", "OpenedCheckpoint", "decode_document", "encode_document", "open_checkpoint"]
+
+ADVICE: Final = "restore an older step, or copy this file again from another tier"
+
+DOCUMENT_BOUNDS: Final = Bounds(length_bytes=1 << 30, depth=512, items=50_000_000)
+"""What a state or provenance document may hold at most; a larger one is refused at save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedCheckpoint:
+    """A checkpoint whose manifest was verified. Its other files are verified as they are read.
+
+    One thread opens it; reading shards (`strongroom.fetch`) may use several.
+    """
+
+    store: Store
+    commit: Commit
+    manifest: Manifest
+
+    @property
+    def name(self) -> CheckpointName:
+        return self.manifest.name
+
+    @cached_property
+    def files(self) -> dict[str, FileRecord]:
+        """The manifest's files by path."""
+        return {record.path: record for record in self.manifest.files}
+
+    @cached_property
+    def index(self) -> Index:
+        """The index, verified and consistent with the manifest.
+
+        Raises:
+            IntegrityError: it is missing, damaged, malformed or of another checkpoint.
+        """
+        what = f"{layout.INDEX} of {self.name}"
+        index, metadata = decode_index(self.read(layout.INDEX, limit_bytes=MAX_INDEX_BYTES), what)
+        check_binding(metadata, self.manifest.run, self.name, what)
+        index.check_against(self.manifest)
+        return index
+
+    @cached_property
+    def state(self) -> Json:
+        """The typed document that all ranks share (`strongroom.tree`)."""
+        return self.document(layout.STATE, "state")["document"]
+
+    def rank_state(self, rank: int) -> dict[str, Json]:
+        """One rank's own values by name; empty where it stored none."""
+        path = layout.rank_state_path(rank)
+        if path not in self.files:
+            return {}
+        pairs = self.document(path, "rank_state")["values"]
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+        ):
+            raise FormatError(f"{path} of {self.name} does not hold pairs of a name and a value")
+        return dict(pairs)
+
+    def document(self, path: str, kind: str) -> dict[str, Json]:
+        """A JSON file of this checkpoint: its members, once it was verified and found to belong here."""
+        data = self.read(path, limit_bytes=DOCUMENT_BOUNDS.length_bytes)
+        return decode_document(data, kind, self.manifest.run, self.name, f"{path} of {self.name}")
+
+    def read(self, path: str, *, limit_bytes: int) -> bytes:
+        """One of the manifest's files, whole and verified.
+
+        Raises:
+            IntegrityError: it is missing, of another length, or its digest is not the manifest's.
+            StoreError: the store could not be asked.
+        """
+        record = self.record(path)
+        what = f"{path} of {self.name}"
+        if record.size_bytes > limit_bytes:
+            raise FormatError(f"{what} has {record.size_bytes} bytes; at most {limit_bytes} are read")
+        try:
+            data = self.store.read(layout.data_key(self.name, path), limit_bytes=record.size_bytes)
+        except ObjectNotFoundError:
+            raise self.missing(record) from None
+        except FormatError:
+            raise IntegrityError(
+                f"{what} is longer than the manifest's {record.size_bytes} bytes; {ADVICE}"
+            ) from None
+        if len(data) != record.size_bytes:
+            raise IntegrityError(
+                f"{what} has {len(data)} bytes, the manifest says {record.size_bytes}; {ADVICE}"
+            )
+        found = digest_of_bytes(self.manifest.algorithm, data)
+        if not found.matches(record.digest):
+            raise IntegrityError(
+                f"{what}: stored digest {found} is not the manifest's {record.digest}; {ADVICE}"
+            )
+        return data
+
+    def record(self, path: str) -> FileRecord:
+        """The manifest's word on a file that this format cannot do without."""
+        record = self.files.get(path)
+        if record is None:
+            raise IntegrityError(f"the manifest of {self.name} does not list {path}")
+        return record
+
+    def missing(self, record: FileRecord) -> IntegrityError:
+        return IntegrityError(
+            f"{record.path} of {self.name} is missing; the manifest lists it with {record.size_bytes} bytes; {ADVICE}"
+        )
+
+
+def open_checkpoint(store: Store, commit: Commit) -> OpenedCheckpoint:
+    """Read and verify a checkpoint's manifest.
+
+    Raises:
+        IntegrityError: it is missing, damaged, malformed, or of another checkpoint.
+        UnsupportedFormatError: it is whole, in a format that this release does not read.
+        StoreError: the store could not be asked.
+    """
+    what = f"{layout.MANIFEST} of {commit.name}"
+    try:
+        data = store.read(
+            layout.data_key(commit.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes
+        )
+    except ObjectNotFoundError:
+        raise IntegrityError(f"{what} is missing; {ADVICE}") from None
+    found = sha256_of(data)
+    if not found.matches(commit.manifest):
+        raise IntegrityError(f"{what}: stored digest {found} is not {commit.manifest}, which COMMIT pins; {ADVICE}")
+    manifest = Manifest.decode(data, what)
+    if manifest.name != commit.name or manifest.run != commit.run:
+        raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
+    return OpenedCheckpoint(store=store, commit=commit, manifest=manifest)
+
+
+def encode_document(kind: str, run: str, name: CheckpointName, members: dict[str, Json]) -> bytes:
+    """A JSON file's bytes, bound to its checkpoint.
+
+    Raises:
+        FormatError: it holds more than could be read back.
+    """
+    data = canonical.encode(
+        {
+            **members,
+            "attempt": name.attempt,
+            "format": FORMAT,
+            "kind": kind,
+            "launch": name.launch,
+            "run": run,
+            "step": name.step,
+        }
+    )
+    if len(data) > DOCUMENT_BOUNDS.length_bytes:
+        raise FormatError(
+            f"the {kind} document of {name} has {len(data)} bytes; at most {DOCUMENT_BOUNDS.length_bytes} are "
+            f"read back. Keep large data in tensors or arrays, which are stored apart"
+        )
+    return data
+
+
+def decode_document(data: bytes, kind: str, run: str, name: CheckpointName, what: str) -> dict[str, Json]:
+    """The members of `encode_document`'s bytes, less the binding, which must be this checkpoint's."""
+    value = canonical.decode(data, what, DOCUMENT_BOUNDS)
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} is not a JSON object")
+    bound = {"attempt": name.attempt, "kind": kind, "launch": name.launch, "run": run, "step": name.step}
+    if value.get("format") != FORMAT:
+        raise UnsupportedFormatError(f"{what} is in format {value.get('format')!r:.40}; this release reads {FORMAT}")
+    for member, expected in bound.items():
+        if value.get(member) != expected:
+            raise IntegrityError(
+                f"{what} says {member} {value.get(member)!r:.80} where {expected!r} was expected; it belongs to "
+                f"another checkpoint"
+            )
+    expected_members = {"state": {"document"}, "rank_state": {"rank", "values"}}.get(
+        kind, {"provenance", "metrics", "tags", "producer"}
+    )
+    members = {key: item for key, item in value.items() if key not in bound and key != "format"}
+    unknown = {key for key in members if not key.startswith("x-")} ^ expected_members
+    if unknown:
+        raise FormatError(f"{what} has unknown members or lacks some: {sorted(unknown)[:5]}")
+    return members

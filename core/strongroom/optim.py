@@ -1,0 +1,161 @@
+"""Optimizer state under its parameters' names.
+
+An optimizer numbers its parameters; a checkpoint names them, so that state still finds its
+parameter after a group was reordered or a model was sharded another way. A name is found by
+identity in the modules of the same state, else it is the parameter's group and position.
+
+An optimizer without state is never stepped to make it some: state that is absent is stored as
+absent, and on restore what the checkpoint holds is allocated from the index. (torch's own
+helper for distributed state dicts takes a hidden step, which changes training.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from strongroom import paths
+from strongroom.keypath import Path
+
+__all__ = ["NamedParameters", "OptimizerState", "load_named_state", "name_parameters", "named_state", "state_target"]
+
+
+def name_parameters(modules: Iterable[tuple[Path, torch.nn.Module]]) -> dict[int, Path]:
+    """For each parameter of the given modules, by ``id``, the path it is named by: the first found."""
+    names: dict[int, Path] = {}
+    for path, module in modules:
+        for name, parameter in module.named_parameters(remove_duplicate=True):
+            names.setdefault(id(parameter), (*path, *paths.from_dotted(name)))
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedParameters:
+    """An optimizer's parameters by name, in the order in which it numbers them.
+
+    Attributes:
+        groups: each group's parameter names.
+        paths: the path elements behind each name, relative to the optimizer's own ``state``.
+        parameters: the parameter of each name.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    paths: Mapping[str, Path]
+    parameters: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, names: Mapping[int, Path]) -> NamedParameters:
+        groups = []
+        by_name: dict[str, torch.Tensor] = {}
+        all_paths: dict[str, Path] = {}
+        for group_number, group in enumerate(optimizer.param_groups):
+            group_names = []
+            for position, parameter in enumerate(group["params"]):
+                path = names.get(id(parameter), (group_number, position))
+                name = paths.spell(path)
+                group_names.append(name)
+                by_name[name] = parameter
+                all_paths[name] = path
+            groups.append(tuple(group_names))
+        return cls(groups=tuple(groups), paths=all_paths, parameters=by_name)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """torch's number of each parameter: its place over all groups."""
+        names = [name for group in self.groups for name in group]
+        return {name: number for number, name in enumerate(names)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """An optimizer's state dict with names for numbers.
+
+    Attributes:
+        groups: each group's options, ``params`` being the parameters' names.
+        state: state of each parameter that has any, by name.
+        other_state: state that belongs to no parameter.
+        extra: what else the optimizer's ``state_dict()`` holds.
+    """
+
+    groups: list[dict[str, Any]]
+    state: dict[str, Any]
+    other_state: dict[Any, Any]
+    extra: dict[Any, Any]
+
+    def numbered(self, numbers: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """torch's form, which ``load_state_dict`` takes.
+
+        Args:
+            numbers: the number of each name; None: as the groups list them.
+        """
+        if numbers is None:
+            names = [name for group in self.groups for name in group["params"]]
+            numbers = {name: number for number, name in enumerate(names)}
+        state: dict[Any, Any] = {numbers[name]: value for name, value in self.state.items()}
+        state.update(self.other_state)
+        groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in self.groups]
+        return {"state": state, "param_groups": groups, **self.extra}
+
+
+def named_state(optimizer: torch.optim.Optimizer, named: NamedParameters) -> OptimizerState:
+    """The optimizer's state as it is; tensors are its own, not copies."""
+    state_dict = dict(optimizer.state_dict())
+    by_number = {number: name for name, number in named.numbers.items()}
+    state: dict[str, Any] = {}
+    other: dict[Any, Any] = {}
+    for key, value in state_dict.pop("state", {}).items():
+        if type(key) is int and key in by_number:
+            state[by_number[key]] = value
+        else:
+            other[key] = value
+    groups = [
+        {**group, "params": list(names)}
+        for group, names in zip(state_dict.pop("param_groups", []), named.groups, strict=True)
+    ]
+    return OptimizerState(groups=groups, state=state, other_state=other, extra=state_dict)
+
+
+def state_target(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    key: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Memory for a stored piece of a parameter's state: what is there if it fits, else new.
+
+    New memory lies where the parameter lies, with its mesh and placements where the shapes
+    are equal, and always has the stored dtype.
+    """
+    present = optimizer.state.get(parameter, {})
+    existing = present.get(key) if isinstance(present, dict) else None
+    if isinstance(existing, torch.Tensor) and tuple(existing.shape) == shape and existing.dtype == dtype:
+        return existing.detach()
+    if tuple(parameter.shape) == shape and shape:
+        with torch.no_grad():
+            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    # torch keeps the step counter on the host, and moves it itself where a kernel wants it.
+    device = torch.device("cpu") if key == "step" else parameter.device
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def load_named_state(
+    optimizer: torch.optim.Optimizer, stored: OptimizerState, named: NamedParameters
+) -> None:
+    """Load through the optimizer's own ``load_state_dict``, then undo its change of dtype.
+
+    torch casts state to its parameter's dtype on load: float32 moments of a bfloat16
+    parameter would come back rounded.
+    """
+    optimizer.load_state_dict(stored.numbered(named.numbers))
+    for name, values in stored.state.items():
+        loaded = optimizer.state.get(named.parameters[name])
+        if not isinstance(values, dict) or not isinstance(loaded, dict):
+            continue
+        for key, value in values.items():
+            now = loaded.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                loaded[key] = value.to(device=now.device)

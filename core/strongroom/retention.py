@@ -1,0 +1,91 @@
+"""Which checkpoints to keep, and why. Pure; `strongroom.sweep` carries a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from strongroom.errors import ConfigError
+from strongroom.layout import CheckpointName
+
+__all__ = ["Decision", "KeepAll", "KeepLast", "RetentionPolicy", "plan"]
+
+
+class RetentionPolicy(Protocol):
+    """Says which checkpoints to keep; what it must never lose is added by `plan`."""
+
+    def keep(self, ranked: Sequence[CheckpointName]) -> Collection[CheckpointName]:
+        """Choose from all committed checkpoints.
+
+        Args:
+            ranked: the current line newest first, then what it superseded, newest first.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLast:
+    """Keep the newest ``count`` committed checkpoints.
+
+    Those on the current line count as newer than superseded ones, so a rewound or restarted
+    run replaces what it left behind one by one and never deletes it at a stroke.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"KeepLast.count must be at least 1, got {self.count}")
+
+    def keep(self, ranked: Sequence[CheckpointName]) -> Collection[CheckpointName]:
+        return ranked[: self.count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAll:
+    """Keep every committed checkpoint."""
+
+    def keep(self, ranked: Sequence[CheckpointName]) -> Collection[CheckpointName]:
+        return ranked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens to one checkpoint, and the reason in words."""
+
+    name: CheckpointName
+    is_kept: bool
+    reason: str
+
+
+def plan(
+    ranked: Sequence[CheckpointName],
+    policy: RetentionPolicy,
+    *,
+    verified: Collection[CheckpointName] = (),
+) -> list[Decision]:
+    """Decide for every checkpoint.
+
+    Whatever the policy says, the newest checkpoint stays, and so does the newest one that
+    was once verified by reading: if all later ones turn out damaged, the run still resumes.
+
+    Args:
+        ranked: as `RetentionPolicy.keep` takes them.
+        policy: chooses what else stays.
+        verified: checkpoints that were restored, and so read and found whole, at some time.
+    """
+    kept = set(policy.keep(ranked))
+    newest = ranked[0] if ranked else None
+    newest_verified = next((name for name in ranked if name in verified), None)
+    decisions = []
+    for name in ranked:
+        if name == newest:
+            decisions.append(Decision(name=name, is_kept=True, reason="the newest checkpoint"))
+        elif name in kept:
+            decisions.append(Decision(name=name, is_kept=True, reason=f"kept by {policy}"))
+        elif name == newest_verified:
+            reason = "the newest checkpoint that was verified by reading"
+            decisions.append(Decision(name=name, is_kept=True, reason=reason))
+        else:
+            decisions.append(Decision(name=name, is_kept=False, reason=f"not kept by {policy}"))
+    return decisions

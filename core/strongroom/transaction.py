@@ -1,0 +1,268 @@
+"""From nothing to committed: run record, launch, attempt, commit.
+
+A launch is one writer's turn, claimed by creating the next free number; an attempt is one try
+at one save, in a folder of its own. Nothing is renamed or overwritten, and nothing of an
+attempt counts until `Attempt.commit` has created its ``COMMIT``, once and last.
+`docs/format.md`, clauses 8 and 9, holds the crash analysis.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from strongroom import layout
+from strongroom.digest import DigestAlgorithm, sha256_of
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DeadlineExceededError,
+    FencedError,
+    FormatError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    SaveError,
+    StoreError,
+)
+from strongroom.layout import CheckpointName
+from strongroom.lineage import next_launch
+from strongroom.manifest import (
+    COMMIT_BOUNDS,
+    LAUNCH_BOUNDS,
+    RUN_BOUNDS,
+    CheckpointRef,
+    Commit,
+    FileRecord,
+    Launch,
+    Manifest,
+    Run,
+)
+from strongroom.shards import WrittenFile, write_file
+from strongroom.stores.base import Store
+
+__all__ = ["Attempt", "Committed", "Deadline", "begin_run", "claim_launch"]
+
+Buffer = bytes | bytearray | memoryview
+
+_LOG: Final = logging.getLogger("strongroom")
+_MAX_CLAIMS: Final = 1000
+"""Writers that may claim a launch at the same moment before one of them gives up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """The moment after which an attempt never commits, by a clock that cannot jump."""
+
+    ends_at: float
+    timeout_s: float
+    monotonic: Callable[[], float]
+
+    @classmethod
+    def after(cls, timeout_s: float, monotonic: Callable[[], float]) -> Deadline:
+        return cls(ends_at=monotonic() + timeout_s, timeout_s=timeout_s, monotonic=monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_at - self.monotonic()
+
+    def check(self, doing: str) -> None:
+        """Raise DeadlineExceededError once it has passed."""
+        if self.left_s <= 0:
+            raise DeadlineExceededError(
+                f"the save was {doing} when its deadline of {self.timeout_s:g} s passed, so it does not commit; "
+                f"a larger timeout_s gives a slow store more time"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint that stands."""
+
+    commit: Commit
+    manifest: Manifest
+
+    @property
+    def ref(self) -> CheckpointRef:
+        return self.commit.ref
+
+
+def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> Run:
+    """The root's run record, created where there is none.
+
+    Raises:
+        ConfigError: the store ignores conditional writes, so no commit could rest on it.
+        FormatError: the record is there, and damaged.
+        StoreError: it could not be read or created.
+    """
+    try:
+        return Run.decode(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes), layout.RUN)
+    except ObjectNotFoundError:
+        pass
+    run = Run(run=draw_run_id(), created_at_ms=now_ms)
+    if store.put_if_absent(layout.RUN, run.encode()):
+        # The probe that a commit needs: the same bytes again, so that even a store which
+        # fails it is left as it was.
+        if store.put_if_absent(layout.RUN, run.encode()):
+            raise ConfigError(
+                f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers could "
+                f"both commit; use a store that honours If-None-Match, or a file system"
+            )
+        return run
+    return Run.decode(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes), layout.RUN)
+
+
+def claim_launch(
+    store: Store,
+    *,
+    run: str,
+    parent: CheckpointRef | None,
+    taken: Collection[int],
+    deadline_s: int,
+    now_ms: int,
+) -> Launch:
+    """Claim the next free launch number: this writer's fencing token.
+
+    Args:
+        parent: the checkpoint that this writer goes on from; None: it begins anew.
+        taken: numbers known to be taken.
+        deadline_s: after which an attempt of this launch never commits.
+
+    Raises:
+        StoreError: no number could be claimed.
+    """
+    number = next_launch(taken)
+    for _ in range(_MAX_CLAIMS):
+        launch = Launch(run=run, launch=number, parent=parent, created_at_ms=now_ms, deadline_s=deadline_s)
+        if store.put_if_absent(layout.launch_key(number), launch.encode()):
+            return launch
+        number += 1
+    raise StoreError(f"{_MAX_CLAIMS} launch numbers from {next_launch(taken)} on were taken while claiming one")
+
+
+class Attempt:
+    """One try at one save. Files are written by any thread; one thread commits or aborts."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        launch: Launch,
+        name: CheckpointName,
+        parent: CheckpointRef | None,
+        algorithm: DigestAlgorithm,
+        world_size: int,
+        deadline: Deadline,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.name = name
+        self.run = launch.run
+        self.algorithm: DigestAlgorithm = algorithm
+        self.deadline = deadline
+        self._store = store
+        self._launch = launch
+        self._parent = parent
+        self._world_size = world_size
+        self._now_ms = now_ms
+        self._may_be_committed = False
+
+    def write(self, path: str, pieces: Iterable[Buffer], *, length_bytes: int) -> WrittenFile:
+        """Write one file under ``data/``; it is on stable storage on return."""
+        self.deadline.check(f"about to write {path}")
+        return write_file(
+            self._store, self.name, path, pieces, length_bytes=length_bytes, algorithm=self.algorithm
+        )
+
+    def write_whole(self, path: str, data: bytes) -> WrittenFile:
+        return self.write(path, [data], length_bytes=len(data))
+
+    def commit(self, files: Iterable[FileRecord]) -> Committed:
+        """Make the attempt a checkpoint.
+
+        Args:
+            files: every file under ``data/``, of every rank; each is on stable storage.
+
+        Raises:
+            DeadlineExceededError: too late.
+            FencedError: a later writer has taken the run over.
+            OutcomeUnknownError: it may stand or not.
+            StoreError: it does not stand.
+        """
+        manifest = Manifest(
+            run=self.run,
+            name=self.name,
+            parent=self._parent,
+            created_at_ms=self._now_ms(),
+            algorithm=self.algorithm,
+            world_size=self._world_size,
+            files=tuple(sorted(files, key=lambda record: record.path)),
+        )
+        encoded = manifest.encode()
+        # What could not be read back must not be committed.
+        Manifest.decode(encoded, layout.MANIFEST)
+        self.deadline.check("about to write its manifest")
+        self._store.put(layout.data_key(self.name, layout.MANIFEST), encoded)
+        self._store.make_durable(self.name.folder)
+        check_fence(self._store, self._launch)
+        commit = Commit(
+            run=self.run,
+            name=self.name,
+            manifest=sha256_of(encoded),
+            size_bytes=manifest.size_bytes,
+            committed_at_ms=self._now_ms(),
+        )
+        self.deadline.check("about to commit")
+        try:
+            is_created = self._store.put_if_absent(self.name.commit_key, commit.encode())
+        except OutcomeUnknownError:
+            self._may_be_committed = True
+            raise
+        # Only this attempt ever writes this key: "exists" is an earlier answer that was lost.
+        self._may_be_committed = True
+        if not is_created:
+            self._check_is_ours(commit)
+        return Committed(commit=commit, manifest=manifest)
+
+    def abort(self) -> None:
+        """Remove what was written, as far as the store lets us; never what may have been committed."""
+        if self._may_be_committed:
+            return
+        try:
+            self._store.delete_tree(self.name.folder)
+        except StoreError as error:
+            _LOG.debug("the remains of %s stay until garbage collection: %s", self.name, error)
+
+    def _check_is_ours(self, commit: Commit) -> None:
+        stored = self._store.read(self.name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        if stored != commit.encode():
+            raise SaveError(
+                f"{self.name.commit_key} exists and is not this save's: {self._store.uri} is written by something "
+                f"that is not Strongroom; remove that folder by hand"
+            )
+
+
+def check_fence(store: Store, launch: Launch) -> None:
+    """Raise FencedError where a later launch exists; say nothing where this role cannot look."""
+    try:
+        names = store.list_names(layout.LAUNCHES)
+    except AccessDeniedError:
+        # A write-only role is outranked instead: its launch is no longer the newest.
+        return
+    later = max((number for number in map(layout.parse_launch_name, names) if number is not None), default=0)
+    if later <= launch.launch:
+        return
+    raise FencedError(
+        f"launch {later} has taken run {launch.run} over; this process is launch {launch.launch} and commits "
+        f"nothing more. {_who(store, later)}Stop one of the two, or give each its own root"
+    )
+
+
+def _who(store: Store, number: int) -> str:
+    key = layout.launch_key(number)
+    try:
+        later = Launch.decode(store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes), key)
+    except (FormatError, StoreError):
+        return ""
+    origin = f"from step {later.parent.step}" if later.parent else "anew"
+    return f"It began {origin}. "

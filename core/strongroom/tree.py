@@ -1,0 +1,193 @@
+"""The user's state on its way out: walked once, cut into tensors and one typed document.
+
+The walk happens on the training thread and takes a snapshot of everything but tensor data:
+after it, changing a list or a counter in the state changes nothing. Tensors are collected by
+name for staging. What belongs to one rank alone (`PerRank`) goes to a document of its own.
+`docs/format.md`, clauses 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from strongroom import optim, paths, stage
+from strongroom.arrays import array_node
+from strongroom.atoms import node
+from strongroom.errors import StateEncodingError
+from strongroom.optim import NamedParameters
+from strongroom.keypath import Path, key_path
+from strongroom.values import Encoder, Node
+
+__all__ = ["Captured", "PerRank", "capture", "find_modules", "is_stateful"]
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """Marks a value that differs by rank: each rank stores its own, and gets its own back."""
+
+    value: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Captured:
+    """A state at one moment, tensor data aside.
+
+    Attributes:
+        document: the typed document of what all ranks share, structure included.
+        rank_document: pairs of a name and a node, for this rank's own values.
+        tensors: every distinct tensor by name, in the order of the walk.
+        aliases: further names of the same memory: alias -> name.
+    """
+
+    document: Node = None
+    rank_document: list[Node] = field(default_factory=list)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
+    """Walk a state.
+
+    Args:
+        state: a dict of modules, optimizers, objects with ``state_dict`` and
+            ``load_state_dict``, tensors, containers and plain values.
+        rank: this rank, for the names of tensors inside `PerRank`.
+
+    Raises:
+        StateEncodingError: a value has no safe encoding; names its key path.
+    """
+    return _Capture(state, rank).run()
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a value is saved by ``state_dict()`` and restored by ``load_state_dict()``."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def find_modules(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.nn.Module]]:
+    """The modules that stand in a state's plain containers, with their paths."""
+    if isinstance(value, torch.nn.Module):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from find_modules(item, (*path, key))
+    elif type(value) in (list, tuple):
+        for position, item in enumerate(value):
+            yield from find_modules(item, (*path, position))
+
+
+class _Capture:
+    def __init__(self, state: Mapping[str, Any], rank: int) -> None:
+        self._state = state
+        self._rank = rank
+        self._parameters = optim.name_parameters(find_modules(state))
+        self._captured = Captured()
+        self._by_memory: dict[Any, str] = {}
+        self._encoder = Encoder(self._leaf)
+
+    def run(self) -> Captured:
+        if not isinstance(self._state, Mapping):
+            raise StateEncodingError(
+                "state", f"is a {type(self._state).__name__}; expected a dict such as {{'model': model}}"
+            )
+        self._captured.document = self._encoder.encode(dict(self._state), ())
+        return self._captured
+
+    def _leaf(self, value: Any, path: Path) -> Node | None:
+        """The node of what the typed document has no form of its own for, or None."""
+        if isinstance(value, torch.Tensor):
+            return node("tensor", self._tensor(value, path))
+        if isinstance(value, np.ndarray):
+            return array_node(value, lambda tensor: self._tensor(tensor, path))
+        if isinstance(value, PerRank):
+            return self._per_rank(value, path)
+        if isinstance(value, torch.nn.Module):
+            return self._module(value, path)
+        if isinstance(value, torch.optim.Optimizer):
+            return self._optimizer(value, path)
+        if isinstance(value, torch.Generator):
+            return node("generator", [str(value.device), self._tensor(value.get_state(), path)])
+        if is_stateful(value):
+            return node("stateful", self._encoder.encode(value.state_dict(), path))
+        return None
+
+    def _module(self, module: torch.nn.Module, path: Path) -> Node:
+        state_dict = module.state_dict()
+        # Versions tell a later release of a module how to read an older state; 1 goes without saying.
+        versions = {
+            prefix: dict(metadata)
+            for prefix, metadata in getattr(state_dict, "_metadata", {}).items()
+            if metadata != {"version": 1}
+        }
+        return node(
+            "module",
+            [
+                self._encoder.encode(versions, path),
+                *(
+                    [name, self._encoder.encode(value, (*path, *paths.from_dotted(name)))]
+                    for name, value in state_dict.items()
+                ),
+            ],
+        )
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> Node:
+        named = NamedParameters.of(optimizer, self._parameters)
+        state = optim.named_state(optimizer, named)
+        encode = self._encoder.encode
+        return node(
+            "optimizer",
+            [
+                encode(state.groups, (*path, "param_groups")),
+                [
+                    [name, encode(value, (*path, "state", *named.paths[name]))]
+                    for name, value in state.state.items()
+                ],
+                encode(state.other_state, (*path, "state")),
+                encode(state.extra, path),
+            ],
+        )
+
+    def _per_rank(self, value: PerRank, path: Path) -> Node:
+        own_path = (*path, f"rank{self._rank}")
+        name = paths.spell(path)
+        self._captured.rank_document.append([name, self._encoder.encode(value.value, own_path)])
+        return node("per_rank", name)
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> str:
+        """Take a tensor up under its path's name; return the name under which its memory is stored."""
+        stage.check_tensor(tensor, key_path(path))
+        name = paths.spell(path)
+        if name in self._captured.tensors or name in self._captured.aliases:
+            raise StateEncodingError(key_path(path), f"its name {name!r} stands for another tensor too")
+        memory = _memory_of(tensor)
+        first = self._by_memory.setdefault(memory, name) if memory is not None else name
+        if first != name:
+            self._captured.aliases[name] = first
+            return name
+        # Held here for as long as the walk lasts, so that no address is used twice.
+        self._captured.tensors[name] = tensor
+        return name
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    """A key that two tensors share exactly when they are the same view of the same memory."""
+    local = stage.local_tensor(tensor)
+    if local.numel() == 0:
+        return None
+    return (
+        local.device,
+        local.data_ptr(),
+        local.dtype,
+        tuple(local.shape),
+        local.stride(),
+        local.is_conj(),
+        local.is_neg(),
+        tuple(tensor.shape),
+        str(getattr(tensor, "placements", "")),
+    )
+
+
