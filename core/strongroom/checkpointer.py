@@ -188,7 +188,9 @@ class Checkpointer:
         if not isinstance(max_fallback, int) or max_fallback < 0:
             raise ConfigError(f"max_fallback must be 0 or more, got {max_fallback!r}")
         if not isinstance(on_failure, RaiseAtOnce | Tolerate):
-            raise ConfigError(f"on_failure must be RaiseAtOnce() or Tolerate(consecutive=...), got {on_failure!r}")
+            raise ConfigError(
+                f"on_failure must be RaiseAtOnce() or Tolerate(consecutive=...), got {on_failure!r}"
+            )
         if keep is not None and not callable(getattr(keep, "keep", None)):
             raise ConfigError(f"keep must be a retention policy such as KeepLast(count=3), got {keep!r}")
         policy = load_policy(security)
@@ -242,7 +244,9 @@ class Checkpointer:
             step: of the optimizer; grows from save to save.
             state: a dict of modules, optimizers, anything with ``state_dict`` and
                 ``load_state_dict``, tensors, plain values and containers of these.
-            metrics, provenance, tags: kept with the checkpoint for people and tools.
+            metrics: figures of this step, kept with the checkpoint for people and tools.
+            provenance: where it comes from, kept likewise.
+            tags: words to find it by, kept likewise.
 
         Raises:
             StateEncodingError: a value has no safe encoding.
@@ -302,9 +306,7 @@ class Checkpointer:
     def _begin_turn(self) -> _Turn:
         """Claim this writer's launch, from the checkpoint that it restored, if any."""
         now_ms = self._clock.now_ms()
-        run = begin_run(
-            self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms
-        )
+        run = begin_run(self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms)
         if self._run_id is not None and run.run != self._run_id:
             raise ConfigError(
                 f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each run needs "
@@ -382,9 +384,7 @@ class Checkpointer:
             )
             if not is_tolerated:
                 self._undelivered.append((handle, told))
-        self._emitter.emit(
-            SaveFailed(run=attempt.run, step=step, reason=str(told), failures=self._failures)
-        )
+        self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=self._failures))
         handle._outcome.set_exception(told)
 
     def _retain(self, committed: Committed) -> None:
@@ -443,7 +443,9 @@ class Checkpointer:
         """
         self._check_open()
         if state is not None and not isinstance(state, Mapping):
-            raise ConfigError(f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}")
+            raise ConfigError(
+                f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}"
+            )
         self._join()
         patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         result = restoring.restore(
@@ -496,7 +498,7 @@ class Checkpointer:
         """Wait for the save in flight and end; a second call does nothing.
 
         Raises:
-            As `wait`. The checkpointer is closed all the same, unless the wait timed out.
+            SaveError, FencedError: as `wait`; closed all the same, unless the wait timed out.
         """
         if self._is_closed:
             return
