@@ -1,0 +1,42 @@
+"""What the README shows is run as it stands there: a quick start that fails is worse than none."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCK = re.compile(r"<!-- executed by the tests -->\n```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def quick_start() -> str:
+    (block,) = BLOCK.findall(README.read_text(encoding="utf-8"))
+    return str(block)
+
+
+def run(program: str, folder: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+
+
+def test_the_quick_start_leaves_the_three_newest_checkpoints(quick_start: str, tmp_path: Path) -> None:
+    from strongroom import Checkpointer
+
+    run(quick_start, tmp_path)
+    with Checkpointer(tmp_path / "runs" / "b") as checkpointer:
+        assert [checkpoint.step for checkpoint in checkpointer.checkpoints()] == [300, 200, 100]
+
+
+def test_the_quick_start_resumes_when_it_is_run_again(quick_start: str, tmp_path: Path) -> None:
+    from strongroom import Checkpointer
+
+    run(quick_start, tmp_path)
+    longer = quick_start.replace("301", "401")
+    run(longer + "\nassert restored.step == 300, restored", tmp_path)
+    with Checkpointer(tmp_path / "runs" / "b") as checkpointer:
+        assert [checkpoint.step for checkpoint in checkpointer.checkpoints()] == [400, 300, 200]
