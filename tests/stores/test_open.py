@@ -1,0 +1,65 @@
+"""What a user may call a root, and what is refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strongroom.errors import ConfigError
+from strongroom.stores import LocalStore, MemoryStore, Store, open_store
+
+
+def _root(store: Store) -> str:
+    assert isinstance(store, LocalStore)
+    return store.root
+
+
+def test_a_path_opens_a_folder(tmp_path: Path) -> None:
+    assert _root(open_store(tmp_path / "run")) == str(tmp_path / "run")
+    assert _root(open_store(str(tmp_path / "run"))) == str(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    (
+        ("file:///runs/a", "/runs/a"),
+        ("FILE:///runs/a/", "/runs/a"),
+        ("file://localhost/runs/a", "/runs/a"),
+        ("file:///runs/a%20b%3Fc%23d", "/runs/a b?c#d"),
+        ("file:///runs/%C3%A4", "/runs/ä"),
+    ),
+)
+def test_a_file_uri_opens_the_folder_it_names(uri: str, path: str) -> None:
+    assert _root(open_store(uri)) == path
+
+
+def test_a_uri_of_a_store_opens_that_store_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "a b?c#d%20ä")
+    assert _root(open_store(store.uri)) == store.root
+
+
+def test_a_store_is_taken_as_it_is() -> None:
+    store = MemoryStore()
+    assert open_store(store) is store
+
+
+@pytest.mark.parametrize(
+    ("root", "told"),
+    (
+        ("s3://bucket/prefix", "'s3'.*paths and file:// URIs"),
+        ("gs://bucket", "'gs'"),
+        ("file://elsewhere/runs", "'elsewhere'"),
+        ("file://localhost", "no absolute path"),
+        ("file:///runs/a?b", "%3F"),
+        ("file:///runs/a#b", "%23"),
+        ("file:///runs/%00", "folder's path"),
+        ("", "folder's path"),
+        (7, "got a int"),
+        (None, "got a NoneType"),
+    ),
+)
+def test_any_other_root_is_refused_with_the_reason(root: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        open_store(root)
