@@ -28,7 +28,7 @@ from strongroom.optim import NamedParameters, OptimizerState
 from strongroom.tree import find_modules, is_stateful
 from strongroom.values import Node
 
-__all__ = ["Filling", "Selection", "match"]
+__all__ = ["Filling", "Selection", "difference", "match"]
 
 _MODULES, _OPTIMIZERS, _REST = range(3)
 """The order in which objects are loaded: an optimizer may look at its parameters."""
@@ -158,7 +158,7 @@ class _Matcher:
                 "generator": self._decode_generator,
                 "module": self._decode_module,
                 "optimizer": self._decode_optimizer,
-                "stateful": lambda payload, path: self._decoder.decode(payload, path),
+                "stateful": self._decode_stateful,
                 "per_rank": self._decode_per_rank,
             }
         )
@@ -203,7 +203,9 @@ class _Matcher:
         nodes = _payload(found, "tuple") if type(template) is tuple else found
         if type(nodes) is not list or len(nodes) != len(template):
             kind = type(template).__name__
-            return self._differs(template, path, f"is a {kind} of {len(template)} here and not in the checkpoint")
+            return self._differs(
+                template, path, f"is a {kind} of {len(template)} here and not in the checkpoint"
+            )
         builds = [
             self.visit(value, stored, (*path, number))
             for number, (value, stored) in enumerate(zip(template, nodes, strict=True))
@@ -228,7 +230,9 @@ class _Matcher:
     def _visit_generator(self, template: torch.Generator, found: Node, path: Path) -> Build:
         payload = _payload(found, "generator")
         if payload is None:
-            return self._differs(template, path, "is a torch.Generator here and something else in the checkpoint")
+            return self._differs(
+                template, path, "is a torch.Generator here and something else in the checkpoint"
+            )
         self._allocate(found, path)
         if self._selection.wants(paths.spell(path)):
             self._later(
@@ -275,7 +279,8 @@ class _Matcher:
 
         def decode() -> dict[str, Any]:
             decoded = {
-                key: self._decoder.decode(node, (*path, *paths.from_dotted(key))) for key, node in plain.items()
+                key: self._decoder.decode(node, (*path, *paths.from_dotted(key)))
+                for key, node in plain.items()
             }
             return {**loaded, **decoded}
 
@@ -305,7 +310,9 @@ class _Matcher:
                 self._unexpected.append(f"{paths.spell((*path, 'state'))}.{pair[0]}")
                 continue
             nodes[name] = pair[1]
-            self._place_state(optimizer, named.parameters[name], pair[1], (*path, "state", *named.paths[name]))
+            self._place_state(
+                optimizer, named.parameters[name], pair[1], (*path, "state", *named.paths[name])
+            )
 
         def decode() -> OptimizerState:
             read = self._decoder.decode
@@ -314,7 +321,9 @@ class _Matcher:
                     {**group, "params": list(names)}
                     for group, names in zip(read(groups_node, path), named.groups, strict=True)
                 ],
-                state={name: read(node, (*path, "state", *named.paths[name])) for name, node in nodes.items()},
+                state={
+                    name: read(node, (*path, "state", *named.paths[name])) for name, node in nodes.items()
+                },
                 other_state=read(other_node, path),
                 extra=read(extra_node, path),
             )
@@ -338,9 +347,10 @@ class _Matcher:
         for number, (group, mine) in enumerate(zip(groups, named.groups, strict=True)):
             theirs = {stored_names.get(stored, stored) for stored in group["params"]}
             if theirs != set(mine):
-                first = sorted(theirs ^ set(mine))[0]
+                first = min(theirs ^ set(mine))
                 self._different.append(
-                    f"{name}: parameter group {number} holds other parameters than in the checkpoint ({first})"
+                    f"{name}: parameter group {number} holds other parameters than in the checkpoint "
+                    f"({first})"
                 )
 
     def _place_state(
@@ -368,7 +378,7 @@ class _Matcher:
             return False
         record = self._record(stored, path)
         local = target.detach()
-        problem = _difference(local, record)
+        problem = difference(local, record)
         if problem is not None:
             self._different.append(f"{name}: {problem}")
             return False
@@ -438,7 +448,8 @@ class _Matcher:
             generator = torch.Generator(device)
         except RuntimeError as error:
             raise StateMismatchError(
-                f"{key_path(path)}: a torch.Generator of {device!r:.40}, which this machine cannot make: {error}"
+                f"{key_path(path)}: a torch.Generator of {device!r:.40}, which this machine cannot make: "
+                f"{error}"
             ) from None
         _set_generator(generator, state)
         return generator
@@ -468,6 +479,9 @@ class _Matcher:
             return state.numbered()
         except (KeyError, TypeError) as error:
             raise FormatError(f"{key_path(path)}: state of a parameter that no group has ({error})") from None
+
+    def _decode_stateful(self, payload: Node, path: Path) -> Any:
+        return self._decoder.decode(payload, path)
 
     def _decode_per_rank(self, payload: Node, path: Path) -> Any:
         if payload not in self._rank_values:
@@ -549,7 +563,8 @@ class _Matcher:
             *_listed("different", self._different),
         ]
         raise StateMismatchError(
-            f"the checkpoint does not fit your state: {'; '.join(parts)}. Nothing was changed. strict=False ignores "
+            f"the checkpoint does not fit your state: {'; '.join(parts)}. Nothing was changed. "
+            "strict=False ignores "
             f"names that only one side has, only= restores a part, rename= maps moved names",
             missing=missing,
             unexpected=unexpected,
@@ -574,11 +589,13 @@ def _holds_fillable(value: Any) -> bool:
     return type(value) in (list, tuple) and any(_holds_fillable(item) for item in value)
 
 
-def _difference(target: torch.Tensor, record: TensorRecord) -> str | None:
+def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
     problem = None
     if tuple(target.shape) != record.shape or target.dtype != torch_dtype(record.dtype):
         stored = f"{str(torch_dtype(record.dtype)).removeprefix('torch.')}{list(record.shape)}"
-        problem = f"{str(target.dtype).removeprefix('torch.')}{list(target.shape)} here, {stored} in the checkpoint"
+        problem = (
+            f"{str(target.dtype).removeprefix('torch.')}{list(target.shape)} here, {stored} in the checkpoint"
+        )
     elif target.is_meta:
         problem = "is on the meta device here; materialize it before restoring"
     return problem

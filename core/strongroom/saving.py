@@ -26,7 +26,15 @@ from strongroom.transaction import Attempt, Committed
 from strongroom.tree import Captured
 from strongroom.values import Encoder, Node
 
-__all__ = ["MAX_WORKERS", "Provenance", "StagedSave", "Stager", "default_workers", "write_checkpoint"]
+__all__ = [
+    "MAX_WORKERS",
+    "Provenance",
+    "StagedSave",
+    "Stager",
+    "default_workers",
+    "producer",
+    "write_checkpoint",
+]
 
 MAX_WORKERS: Final = 4
 """Threads that hash and write one rank's shards: more do not help one disk."""
@@ -137,7 +145,9 @@ def _chunk_of(tensor: torch.Tensor, spec: ChunkSpec) -> torch.Tensor:
     return local
 
 
-def write_checkpoint(attempt: Attempt, staged: StagedSave, provenance: Provenance, *, workers: int) -> Committed:
+def write_checkpoint(
+    attempt: Attempt, staged: StagedSave, provenance: Provenance, *, workers: int
+) -> Committed:
     """Write every file of an attempt and commit it.
 
     Raises:
@@ -145,7 +155,9 @@ def write_checkpoint(attempt: Attempt, staged: StagedSave, provenance: Provenanc
     """
     bound = binding(attempt.run, attempt.name)
     records: list[FileRecord] = []
-    with ThreadPoolExecutor(max_workers=max(1, min(workers, len(staged.shards))), thread_name_prefix="shard") as pool:
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(workers, len(staged.shards))), thread_name_prefix="shard"
+    ) as pool:
         written = list(
             pool.map(
                 lambda shard: attempt.write(
@@ -168,7 +180,7 @@ def write_checkpoint(attempt: Attempt, staged: StagedSave, provenance: Provenanc
             "provenance",
             {
                 "metrics": provenance.metrics,
-                "producer": _producer(),
+                "producer": producer(),
                 "provenance": provenance.provenance,
                 "tags": list(provenance.tags),
             },
@@ -186,12 +198,10 @@ def _document(attempt: Attempt, kind: str, members: dict[str, Json]) -> bytes:
     return encode_document(kind, attempt.run, attempt.name, members)
 
 
-def _producer() -> dict[str, Json]:
+def producer() -> dict[str, Json]:
     """What wrote the checkpoint, for people who wonder later."""
     return {
         "python": platform.python_version(),
         "strongroom": __version__,
         "torch": str(torch.__version__),
     }
-
-

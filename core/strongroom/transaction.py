@@ -71,7 +71,8 @@ class Deadline:
         """Raise DeadlineExceededError once it has passed."""
         if self.left_s <= 0:
             raise DeadlineExceededError(
-                f"the save was {doing} when its deadline of {self.timeout_s:g} s passed, so it does not commit; "
+                f"the save was {doing} when its deadline of {self.timeout_s:g} s passed, so it does not "
+                "commit; "
                 f"a larger timeout_s gives a slow store more time"
             )
 
@@ -106,7 +107,8 @@ def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> R
         # fails it is left as it was.
         if store.put_if_absent(layout.RUN, run.encode()):
             raise ConfigError(
-                f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers could "
+                f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers "
+                "could "
                 f"both commit; use a store that honours If-None-Match, or a file system"
             )
         return run
@@ -138,7 +140,9 @@ def claim_launch(
         if store.put_if_absent(layout.launch_key(number), launch.encode()):
             return launch
         number += 1
-    raise StoreError(f"{_MAX_CLAIMS} launch numbers from {next_launch(taken)} on were taken while claiming one")
+    raise StoreError(
+        f"{_MAX_CLAIMS} launch numbers from {next_launch(taken)} on were taken while claiming one"
+    )
 
 
 class Attempt:
@@ -176,6 +180,10 @@ class Attempt:
 
     def write_whole(self, path: str, data: bytes) -> WrittenFile:
         return self.write(path, [data], length_bytes=len(data))
+
+    def make_durable(self) -> None:
+        """Make the names of what this process wrote durable: for a rank that does not commit."""
+        self._store.make_durable(self.name.folder)
 
     def commit(self, files: Iterable[FileRecord]) -> Committed:
         """Make the attempt a checkpoint.
@@ -237,7 +245,8 @@ class Attempt:
         stored = self._store.read(self.name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
         if stored != commit.encode():
             raise SaveError(
-                f"{self.name.commit_key} exists and is not this save's: {self._store.uri} is written by something "
+                f"{self.name.commit_key} exists and is not this save's: {self._store.uri} is written by "
+                "something "
                 f"that is not Strongroom; remove that folder by hand"
             )
 
