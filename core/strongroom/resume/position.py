@@ -27,6 +27,8 @@ class DataPosition:
         epoch: whole epochs before this one.
         batches: batches taken in this epoch; 0 is the point between two epochs, before an iterator exists.
         epoch_start: the random state right before this epoch's iterator was made; None between epochs.
+        first_batch: the random state right before the first batch was asked for, where anything may have
+            drawn in between: without workers a loader draws its order only then. None: nothing has.
         makes_workers: that iterator started its own workers and drew their seed. Persistent workers are
             reused by later epochs' iterators, which draw one number less.
         sampler_epoch: what samplers were told by ``set_epoch``; None where none was told.
@@ -37,6 +39,7 @@ class DataPosition:
     epoch: int
     batches: int = 0
     epoch_start: RngState | None = None
+    first_batch: RngState | None = None
     makes_workers: bool = True
     sampler_epoch: int | None = None
     loader_states: tuple[Any, ...] = ()
@@ -58,7 +61,8 @@ class DataPosition:
         return {
             "epoch": self.epoch,
             "batches": self.batches,
-            "epoch_start": None if self.epoch_start is None else self.epoch_start.to_state(),
+            "epoch_start": _to_state(self.epoch_start),
+            "first_batch": _to_state(self.first_batch),
             "makes_workers": self.makes_workers,
             "sampler_epoch": self.sampler_epoch,
             "loader_states": self.loader_states,
@@ -72,11 +76,11 @@ class DataPosition:
             StateMismatchError: the value is something else.
         """
         try:
-            start = state["epoch_start"]
             return cls(
                 epoch=state["epoch"],
                 batches=state["batches"],
-                epoch_start=None if start is None else RngState.from_state(start),
+                epoch_start=_from_state(state["epoch_start"]),
+                first_batch=_from_state(state["first_batch"]),
                 makes_workers=state["makes_workers"],
                 sampler_epoch=state["sampler_epoch"],
                 loader_states=tuple(state["loader_states"]),
@@ -117,6 +121,8 @@ def replay(
         raise ConfigError("between two epochs there is nothing to take again; restore the random state alone")
     notes = position.epoch_start.restore(generators)
     iterator = make_iterator()
+    if position.first_batch is not None:
+        position.first_batch.restore(generators)
     if not position.loader_states:
         for taken in range(position.batches):
             try:
@@ -128,3 +134,11 @@ def replay(
                     f"or begin anew"
                 ) from None
     return tuple(dict.fromkeys((*notes, *now.restore(generators))))
+
+
+def _to_state(rng: RngState | None) -> dict[str, Any] | None:
+    return None if rng is None else rng.to_state()
+
+
+def _from_state(state: Mapping[str, Any] | None) -> RngState | None:
+    return None if state is None else RngState.from_state(state)

@@ -1,0 +1,474 @@
+"""The callback: Lightning's events, translated into saves and one restore.
+
+It decides nothing about storage (`strongroom.Checkpointer` does), about when to save or whether to resume
+(`strongroom.resume` does), and touches Lightning's insides only through `strongroom_lightning.seam`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from strongroom import Checkpointer, KeepLast, tree
+from strongroom.errors import CheckpointNotFoundError, ConfigError, StateMismatchError, StrongroomError
+from strongroom.resume import (
+    DataPosition,
+    LastSave,
+    Moment,
+    ResumeMode,
+    RngState,
+    SaveIntervals,
+    plan_resume,
+    replay,
+)
+from strongroom.resume.mode import check_resume_mode
+from strongroom_lightning import contents, seam
+from strongroom_lightning.uri import CheckpointUri
+
+__all__ = ["StrongroomCheckpoint"]
+
+_DRAIN_S: Final = 10.0
+"""How long a run that ends with an exception waits for a save that is being written."""
+
+_NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
+"""Lightning's warning about loaders that cannot say where they stand; ours need not be able to."""
+
+
+class StrongroomCheckpoint(Checkpoint):
+    """Save a run through Strongroom, and resume it by itself.
+
+    ``trainer.fit(model)``, without ``ckpt_path``, takes up the newest whole checkpoint in ``dirpath``: the
+    weights, optimizers, schedulers, loops, callbacks, random states and the place in the data, so that what
+    follows is what the uninterrupted run would have done. A ``ckpt_path`` given to ``fit`` wins; it may
+    also be ``"strongroom://latest"`` or ``"strongroom://ROOT#step=N"``.
+
+    Checkpoints are saved between optimizer steps, in the background, whenever one of the intervals has
+    passed, and when training ends. With no interval given, at the end of every epoch. A save that failed in
+    the background raises at the next one, or when the fit ends.
+
+    Args:
+        dirpath: the run's root: a path or a ``file://`` URI. One run, one root.
+        every_n_train_steps: save when the optimizer step (``trainer.global_step``) reaches a multiple.
+        every_n_epochs: save after every so many epochs.
+        train_time_interval: save when that much time has passed since the last save.
+        resume: ``"auto"`` resumes where there is a checkpoint, ``"must"`` makes its absence an error,
+            ``"never"`` begins anew and leaves what is there alone. Only the first fit of a Trainer resumes.
+        keep: how many checkpoints to keep; None keeps all.
+        security: a policy, or its file; None reads ``STRONGROOM_CONFIG``.
+        digest: ``"blake3"`` or ``"sha256"``; None takes the policy's, or BLAKE3.
+        timeout_s: seconds within which a save must have committed.
+        max_fallback: how many damaged checkpoints a resume may skip before it is an error.
+
+    Raises:
+        ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
+        StateMismatchError: from ``fit``: the checkpoint does not fit the model or its optimizers.
+        StateEncodingError: from ``fit``: hyper-parameters, callbacks or hooks hold what has no safe encoding.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str],
+        *,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        train_time_interval: timedelta | None = None,
+        resume: Literal["auto", "never", "must"] = "auto",
+        keep: int | None = None,
+        security: Any = None,
+        digest: Literal["blake3", "sha256"] | None = None,
+        timeout_s: float = 1800.0,
+        max_fallback: int = 3,
+    ) -> None:
+        super().__init__()
+        if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
+            every_n_epochs = 1
+        self.dirpath = os.fspath(dirpath)
+        self.resume: ResumeMode = check_resume_mode(resume)
+        self._intervals = SaveIntervals(
+            every_n_steps=every_n_train_steps, every_n_epochs=every_n_epochs, every=train_time_interval
+        )
+        self._options: dict[str, Any] = {
+            "keep": None if keep is None else KeepLast(count=keep),
+            "security": security,
+            "digest": digest,
+            "timeout_s": timeout_s,
+            "max_fallback": max_fallback,
+        }
+        self._replacements = seam.Replacements()
+        self._checkpointer: Checkpointer | None = None
+        self._last_trainer: weakref.ref[Trainer] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to one fit."""
+        self._restored: dict[str, Any] | None = None
+        self._is_restoring = False
+        self._pending: tuple[DataPosition, RngState] | None = None
+        self._iterator_made_from: RngState | None = None
+        self._epoch: DataPosition | None = None
+        self._batches_before: int = 0
+        self._last: LastSave | None = None
+
+    @property
+    def best_model_path(self) -> str:
+        """Empty: this callback ranks nothing, so Lightning's ``ckpt_path="best"`` says that there is none."""
+        return ""
+
+    # ------------------------------------------------------------------------------ Lightning's hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if getattr(trainer, "fast_dev_run", False):
+            return
+        seam.check_supported(trainer)
+        same = [one for one in trainer.callbacks if isinstance(one, StrongroomCheckpoint)]  # type: ignore[attr-defined]
+        if len(same) > 1:
+            raise ConfigError(
+                f"the Trainer has {len(same)} StrongroomCheckpoint callbacks; a run has one: "
+                f"combine their intervals"
+            )
+        self._replacements.undo()
+        self._forget()
+        replace, connector = self._replacements.replace, trainer._checkpoint_connector
+        is_fit = stage == "fit"
+        replace(connector, "resume_start", lambda original: self._resume_start(trainer, original, is_fit))
+        replace(trainer.strategy, "load_checkpoint", self._load_checkpoint)
+        if not is_fit:
+            return
+        fit_loop, epoch_loop, strategy = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.strategy
+        replace(strategy, "load_model_state_dict", lambda original: self._load_model(trainer, original))
+        replace(
+            strategy, "load_optimizer_state_dict", lambda original: self._load_optimizers(trainer, original)
+        )
+        replace(
+            fit_loop, "_load_combined_loader_states", lambda original: self._loaders_ready(trainer, original)
+        )
+        replace(fit_loop, "on_run_start", lambda original: self._run_start(trainer, original))
+        replace(epoch_loop, "reset", self._epoch_reset)
+        replace(epoch_loop, "on_run_start", lambda original: self._epoch_start(trainer, original))
+        replace(epoch_loop, "on_advance_end", lambda original: self._batch_end(trainer, original))
+        replace(fit_loop, "on_advance_end", lambda original: self._epoch_end(trainer, original))
+        self._checkpointer = self._open(self.dirpath)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._replacements.undo()
+        self._forget()
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            self._last_trainer = weakref.ref(trainer)
+            checkpointer.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._replacements.undo()
+        self._forget()
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is None:
+            return
+        self._last_trainer = weakref.ref(trainer)
+        try:
+            checkpointer.close(timeout_s=_DRAIN_S)
+        except StrongroomError as failure:
+            if failure is not exception:  # what ends the run must not be hidden by what followed from it
+                rank_zero_warn(
+                    f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
+                )
+
+    # -------------------------------------------------------------------------------------- restoring
+
+    def _open(self, root: str) -> Checkpointer:
+        return Checkpointer(root, **self._options)
+
+    def _resume_start(
+        self, trainer: Trainer, original: Callable[..., None], is_fit: bool
+    ) -> Callable[..., None]:
+        def resume_start(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+            uri = None if checkpoint_path is None else CheckpointUri.parse(str(checkpoint_path))
+            if uri is not None:
+                checkpoint_path = self._restore_named(uri, is_fit)
+            elif is_fit:
+                checkpoint_path = self._restore_newest(trainer, checkpoint_path)
+            original(checkpoint_path, *args, **kwargs)
+
+        return resume_start
+
+    def _restore_newest(self, trainer: Trainer, checkpoint_path: Any) -> Any:
+        plan = plan_resume(
+            self.resume,
+            is_first_run=self._last_trainer is None or self._last_trainer() is not trainer,
+            steps_done=trainer.global_step,
+            explicit=None if not checkpoint_path else f"ckpt_path={str(checkpoint_path)!r}",
+        )
+        if not plan.restore:
+            rank_zero_info(f"Strongroom: nothing is restored from {self.dirpath}: {plan.reason}")
+            return checkpoint_path
+        restored = self._writer().restore()
+        if restored is None:
+            rank_zero_info(f"Strongroom: {plan.nothing_found(self.dirpath)}")
+            return checkpoint_path
+        self._take_up(restored, self.dirpath)
+        self._say_if_finished(trainer, restored.step)
+        return str(CheckpointUri(root=self.dirpath, step=restored.step))
+
+    def _restore_named(self, uri: CheckpointUri, is_fit: bool) -> str:
+        root = uri.root or self.dirpath
+        if is_fit and os.path.realpath(root) == os.path.realpath(self.dirpath):
+            restored = self._writer().restore(step=uri.step)
+        else:
+            with self._open(root) as reader:
+                restored = reader.restore(step=uri.step)
+        if restored is None:
+            raise CheckpointNotFoundError(f"ckpt_path={str(uri)!r}: {root} holds no committed checkpoint")
+        self._take_up(restored, root)
+        return str(CheckpointUri(root=root, step=restored.step))
+
+    def _take_up(self, restored: Any, root: str) -> None:
+        for step, reason in restored.skipped:
+            rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
+        rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
+        self._restored, position, rng = contents.restored_parts(restored.state, restored.step, root)
+        self._pending = (position, rng)
+        self._is_restoring = True
+
+    def _say_if_finished(self, trainer: Trainer, step: int) -> None:
+        loops = (self._restored or {})["loops"]["fit_loop"]
+        epochs = loops["epoch_progress"]["current"]["processed"]
+        if trainer.max_steps != -1 and step >= trainer.max_steps:
+            limit = f"max_steps={trainer.max_steps}"
+        elif trainer.max_epochs not in {None, -1} and epochs >= (trainer.max_epochs or 0):
+            limit = f"max_epochs={trainer.max_epochs}"
+        else:
+            return
+        rank_zero_info(
+            f"Strongroom: this run is already finished ({limit} was reached at step {step} of "
+            f"{self.dirpath}): nothing to train. Raise the limit to train on; for a new run, use another "
+            f"dirpath or resume='never'"
+        )
+
+    def _load_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+            restored, self._restored = self._restored, None  # Lightning lets go of it once all is loaded
+            return original(checkpoint_path, *args, **kwargs) if restored is None else restored
+
+        return load_checkpoint
+
+    def _load_model(self, trainer: Trainer, original: Callable[..., None]) -> Callable[..., None]:
+        def load_model_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(checkpoint, *args, **kwargs)
+            except RuntimeError as error:
+                if not self._is_restoring:
+                    raise
+                own = trainer.lightning_module.state_dict()
+                problem = f"the model does not fit the checkpoint in {self.dirpath}"
+                raise contents.check_fits(checkpoint["state_dict"], own, problem, error) from error
+
+        return load_model_state_dict
+
+    def _load_optimizers(self, trainer: Trainer, original: Callable[..., None]) -> Callable[..., None]:
+        def load_optimizer_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+            if not self._is_restoring:
+                original(checkpoint, *args, **kwargs)
+                return
+            saved, own = len(checkpoint["optimizer_states"]), len(trainer.strategy.optimizers)
+            advice = "restore the code and settings of that run, or use resume='never' to begin anew"
+            if saved != own:
+                raise StateMismatchError(
+                    f"the checkpoint in {self.dirpath} holds {saved} optimizers, and this run has {own}; "
+                    f"{advice}"
+                )
+            try:
+                original(checkpoint, *args, **kwargs)
+            except (ValueError, KeyError) as error:
+                raise StateMismatchError(
+                    f"the optimizers do not fit the checkpoint in {self.dirpath} ({error}); {advice}"
+                ) from error
+
+        return load_optimizer_state_dict
+
+    # ------------------------------------------------------------------------- the place in the data
+
+    def _loaders_ready(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
+        def load_combined_loader_states() -> None:
+            original()
+            # The last call before Lightning makes the first epoch's iterator.
+            self._iterator_made_from = RngState.capture(seam.loader_generators(trainer.fit_loop))
+
+        return load_combined_loader_states
+
+    def _run_start(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
+        def on_run_start() -> None:
+            original()
+            tree.capture(contents.known_at_start(trainer), rank=0)
+            self._last = LastSave.at(self._moment(trainer))
+            self._is_restoring = False
+            # What start-up drew (hooks, iterators that are made again) is undone: from here on the run is
+            # where the checkpoint was taken, between two epochs or inside one.
+            if self._pending is not None:
+                position, rng = self._pending
+                if position.batches == 0:
+                    seam.settle(trainer.fit_loop)
+                rng.restore(seam.loader_generators(trainer.fit_loop))
+
+        return on_run_start
+
+    def _epoch_reset(self, original: Callable[[], None]) -> Callable[[], None]:
+        def reset() -> None:
+            if self._pending is None:
+                original()
+                return
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=_NOT_RESUMABLE)
+                original()
+
+        return reset
+
+    def _epoch_start(self, trainer: Trainer, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def on_run_start(fetcher: Any) -> None:
+            fit_loop = trainer.fit_loop
+            if seam.fetches_itself(fit_loop):
+                raise ConfigError(
+                    "a training_step that takes dataloader_iter fetches batches by itself, so that nobody "
+                    "knows where in the data it stands; take a batch instead"
+                )
+            pending, self._pending = self._pending, None
+            if pending is not None and pending[0].batches > 0:
+                self._go_on_inside_epoch(fit_loop, fetcher, original, *pending)
+            else:
+                self._begin_epoch(fit_loop, fetcher, original, is_resumed=pending is not None)
+
+        return on_run_start
+
+    def _begin_epoch(
+        self, fit_loop: Any, fetcher: Any, original: Callable[[Any], None], *, is_resumed: bool
+    ) -> None:
+        made_from, self._iterator_made_from = self._iterator_made_from, None
+        before = RngState.capture(seam.loader_generators(fit_loop))
+        iterator = fetcher.combined_loader._iterator
+        original(fetcher)
+        is_new = fetcher.combined_loader._iterator is not iterator
+        if not is_new and (is_resumed or made_from is None):
+            # The iterator that Lightning made at start-up belongs to another random state.
+            before.restore(seam.loader_generators(fit_loop))
+            iter(fetcher)
+            is_new = True
+        self._batches_before = seam.batches_taken(fit_loop)
+        fetcher.fetched = self._batches_before + len(getattr(fetcher, "batches", ()))
+        epoch = seam.epochs_done(fit_loop)
+        self._epoch = DataPosition(
+            epoch=epoch,
+            epoch_start=before if is_new else made_from,
+            first_batch=None if is_new else RngState.capture(seam.loader_generators(fit_loop)),
+            makes_workers=not is_new,
+            sampler_epoch=epoch,
+        )
+
+    def _go_on_inside_epoch(
+        self,
+        fit_loop: Any,
+        fetcher: Any,
+        original: Callable[[Any], None],
+        position: DataPosition,
+        rng: RngState,
+    ) -> None:
+        original(fetcher)
+        self._iterator_made_from = None
+        combined = fetcher.combined_loader
+
+        def make_iterator() -> Any:
+            if position.makes_workers:
+                combined.reset()
+            if position.loader_states:
+                combined._load_state_dicts(list(position.loader_states))
+            return iter(fetcher)
+
+        started = time.monotonic()
+        notes = replay(position, rng, make_iterator, generators=seam.loader_generators(fit_loop))
+        for note in notes:
+            rank_zero_warn(f"Strongroom: the resumed run may differ from an uninterrupted one: {note}")
+        rank_zero_info(
+            f"Strongroom: back at batch {position.batches} of epoch {position.epoch} "
+            f"after {time.monotonic() - started:.1f} s of reading"
+        )
+        taken = seam.batches_taken(fit_loop)
+        fetcher.fetched = taken  # what the fetcher counted while batches were taken again
+        self._batches_before = taken - position.batches
+        self._epoch = position.after(0)
+        seam.settle(fit_loop)
+
+    # ----------------------------------------------------------------------------------------- saving
+
+    def _batch_end(self, trainer: Trainer, original: Callable[..., None]) -> Callable[..., None]:
+        def on_advance_end(*args: Any) -> None:
+            original(*args)
+            fit_loop = trainer.fit_loop
+            if seam.is_epoch_complete(fit_loop):
+                return  # the epoch's end follows at once, and is the better moment
+            is_over = seam.is_run_over(trainer)
+            if is_over or seam.is_step_boundary(fit_loop):
+                self._save_if_due(trainer, self._moment(trainer, is_run_end=is_over))
+
+        return on_advance_end
+
+    def _epoch_end(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
+        def on_advance_end() -> None:
+            original()
+            moment = self._moment(trainer, is_epoch_end=True, is_run_end=seam.is_run_over(trainer))
+            self._epoch = DataPosition(epoch=moment.epochs_done)
+            self._batches_before = seam.batches_taken(trainer.fit_loop)
+            self._save_if_due(trainer, moment)
+
+        return on_advance_end
+
+    def _moment(self, trainer: Trainer, *, is_epoch_end: bool = False, is_run_end: bool = False) -> Moment:
+        return Moment(
+            step=trainer.global_step,
+            epochs_done=seam.epochs_done(trainer.fit_loop),
+            clock_s=time.monotonic(),
+            is_epoch_end=is_epoch_end,
+            is_run_end=is_run_end,
+        )
+
+    def _save_if_due(self, trainer: Trainer, moment: Moment) -> None:
+        if self._last is None or self._epoch is None:
+            return
+        decision = self._intervals.decide(moment, self._last)
+        if not decision.save:
+            return
+        generators = seam.loader_generators(trainer.fit_loop)
+        rng = RngState.capture(generators)
+        state, loader_states = contents.gather(trainer)
+        rng.restore(generators)  # a hook may draw; saving must not change the run
+        batches = seam.batches_taken(trainer.fit_loop) - self._batches_before
+        position = self._epoch.after(batches, self._own_positions(trainer, batches, loader_states))
+        state["position"], state["rng"] = position.to_state(), rng.to_state()
+        self._writer().save(moment.step, state, metrics=_scalars(trainer.callback_metrics))
+        self._last = LastSave.at(moment)
+
+    def _own_positions(self, trainer: Trainer, batches: int, states: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The loaders' own states, where every loader has one that tells where training stands."""
+        fit_loop: Any = trainer.fit_loop
+        is_ahead = bool(getattr(fit_loop._data_fetcher, "batches", ()))  # one batch is fetched already
+        is_complete = len(states) == len(fit_loop._combined_loader.flattened)
+        return states if batches > 0 and is_complete and not is_ahead else ()
+
+    def _writer(self) -> Checkpointer:
+        if self._checkpointer is None:
+            raise ConfigError("StrongroomCheckpoint saves and resumes inside trainer.fit() alone")
+        return self._checkpointer
+
+
+def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if not isinstance(value, torch.Tensor) or value.numel() == 1
+    }

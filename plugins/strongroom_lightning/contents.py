@@ -1,0 +1,125 @@
+"""What a checkpoint of a Lightning run holds, and Lightning's own form of it.
+
+::
+
+    {"model": the LightningModule, "optimizers": [its optimizers], "lightning": all else that Lightning
+     puts into a checkpoint, "position": where the data stood, "rng": the random states}
+
+Model and optimizers are handed to the core as themselves. The rest is what `dump_checkpoint` gives, so that
+``on_save_checkpoint`` hooks run in Lightning's order, see the whole dictionary and may change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from strongroom.errors import StateMismatchError
+from strongroom.resume import DataPosition, RngState
+
+__all__ = ["check_fits", "gather", "in_lightnings_form", "known_at_start", "restored_parts"]
+
+_PARTS: Final = ("model", "optimizers", "lightning", "position", "rng")
+
+
+def gather(trainer: Trainer) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The state to save, position and random states aside, and the states of loaders that keep their own."""
+    checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    model_state = checkpoint.pop("state_dict")
+    del checkpoint["optimizer_states"]  # references; the core names and copies the optimizers' state itself
+    loader_states = checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", ())
+    module = trainer.lightning_module
+    # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
+    model = module if _is_same(model_state, module.state_dict()) else dict(model_state)
+    state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": checkpoint}
+    return state, tuple(loader_states)
+
+
+def known_at_start(trainer: Trainer) -> dict[str, Any]:
+    """Those parts of "lightning" that exist before the first step and are the user's: no hook is called."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    known: dict[str, Any] = {
+        "callbacks": {
+            callback.state_key: state for callback in callbacks if (state := callback.state_dict())
+        },
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+    }
+    for owner in (trainer.lightning_module, trainer.datamodule):  # type: ignore[attr-defined]
+        if owner is not None and owner.hparams:
+            known[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
+    return {"lightning": known}
+
+
+def restored_parts(
+    state: Mapping[str, Any], step: int, root: str
+) -> tuple[dict[str, Any], DataPosition, RngState]:
+    """Take a restored state apart: the checkpoint in Lightning's form, the position, the random states.
+
+    Raises:
+        StateMismatchError: another front end or a program of its own wrote it.
+    """
+    missing = [part for part in _PARTS if part not in state]
+    if missing:
+        raise StateMismatchError(
+            f"step {step} of {root} was not written by StrongroomCheckpoint (it holds "
+            f"{', '.join(map(repr, state))}); use another dirpath, or resume='never' to begin anew here",
+            missing=missing,
+        )
+    position = DataPosition.from_state(state["position"])
+    return in_lightnings_form(state), position, RngState.from_state(state["rng"])
+
+
+def in_lightnings_form(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The dictionary that Lightning's ``load_checkpoint`` returns."""
+    return {
+        **state["lightning"],
+        "state_dict": dict(state["model"]),
+        "optimizer_states": list(state["optimizers"]),
+    }
+
+
+def check_fits(
+    saved: Mapping[str, Any], own: Mapping[str, Any], problem: str, cause: Exception
+) -> StateMismatchError:
+    """The error for weights that could not be loaded, with every name and shape that differs."""
+    different = [
+        f"{name}: {_shape(value)} in the checkpoint, {_shape(own[name])} in the model"
+        for name, value in saved.items()
+        if name in own and _shape(value) != _shape(own[name])
+    ]
+    missing = [name for name in own if name not in saved]
+    unexpected = [name for name in saved if name not in own]
+    listed = [
+        *(f"not in the checkpoint: {name}" for name in missing),
+        *(f"not in the model: {name}" for name in unexpected),
+        *different,
+    ]
+    details = "; ".join(listed) or str(cause)
+    return StateMismatchError(
+        f"{problem} ({details}); restore that run's code and settings, or begin anew with resume='never'",
+        missing=missing,
+        unexpected=unexpected,
+        different=different,
+    )
+
+
+def _is_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(_is_same_memory(left[name], right[name]) for name in right)
+
+
+def _is_same_memory(left: object, right: object) -> bool:
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return type(left) is type(right)
+    return (
+        left.data_ptr() == right.data_ptr()
+        and left.shape == right.shape
+        and left.stride() == right.stride()
+        and left.dtype == right.dtype
+    )
+
+
+def _shape(value: object) -> str:
+    return f"{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

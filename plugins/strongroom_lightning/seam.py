@@ -1,0 +1,205 @@
+"""All that this front end knows of Lightning's insides: which names it needs, and how it hooks into them.
+
+Lightning has hooks for almost everything, but none at the three places that an exact resume needs: where a
+fit chooses what to restore, where an epoch's iterator is made, and where a batch or an epoch is over with
+everything that belongs to it (the module's own hooks, validation, schedulers). There, methods of the
+Trainer's parts are replaced on the instances, for the time of one fit. `check_supported` proves at the
+start that every name exists; nothing is looked up for the first time while a checkpoint is being saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import lightning
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from strongroom.errors import ConfigError
+from strongroom.resume import Generator, generators_of
+
+__all__ = [
+    "Replacements",
+    "batches_taken",
+    "check_supported",
+    "epochs_done",
+    "fetches_itself",
+    "is_epoch_complete",
+    "is_run_over",
+    "is_step_boundary",
+    "loader_generators",
+    "settle",
+]
+
+_OLDEST: Final = (2, 5)
+"""The oldest Lightning against which the tests of this front end pass."""
+
+_NEEDED: Final = {
+    "_checkpoint_connector": ("resume_start", "dump_checkpoint"),
+    "_logger_connector": ("callback_metrics",),
+    "strategy": ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict", "optimizers"),
+    "fit_loop": (
+        "_can_stop_early",
+        "_combined_loader",
+        "_data_fetcher",
+        "_load_combined_loader_states",
+        "_loaded_from_state_dict",
+        "_restarting",
+        "_should_accumulate",
+        "epoch_progress",
+        "on_advance_end",
+        "on_run_start",
+        "reset_restart_stage",
+        "restarting",
+    ),
+    "fit_loop.epoch_loop": (
+        "_loaded_from_state_dict",
+        "_num_ready_batches_reached",
+        "_restarting",
+        "batch_progress",
+        "on_advance_end",
+        "on_run_start",
+        "reset",
+        "reset_restart_stage",
+        "restarting",
+    ),
+    "fit_loop.epoch_loop.val_loop": ("_loaded_from_state_dict", "_restarting", "reset_restart_stage"),
+}
+
+
+def check_supported(trainer: object) -> None:
+    """Refuse, at the start, a Trainer with which saving or resuming could not work.
+
+    Raises:
+        ConfigError: another package's Trainer, an unsupported version, or more than one process.
+    """
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(
+            f"StrongroomCheckpoint belongs to lightning.pytorch, and this Trainer to "
+            f"{type(trainer).__module__.partition('.')[0]}; import the Trainer from lightning"
+        )
+    version = lightning.__version__
+    if _release(version) < _OLDEST:
+        raise ConfigError(
+            f"Lightning {version} is too old for StrongroomCheckpoint; "
+            f"use {'.'.join(map(str, _OLDEST))} or newer"
+        )
+    missing = [
+        f"{path}.{name}" for path, names in _NEEDED.items() for name in names if not _has(trainer, path, name)
+    ]
+    if missing:
+        raise ConfigError(
+            f"Lightning {version} is not supported by this release of Strongroom: the Trainer has no "
+            f"{', '.join(missing)}; use an older Lightning or a newer Strongroom"
+        )
+    if trainer.world_size > 1:
+        raise ConfigError(
+            f"this release trains with one process, and the Trainer has {trainer.world_size}; use devices=1"
+        )
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        raise ConfigError(
+            f"this release supports one device, and the Trainer's strategy is "
+            f"{type(trainer.strategy).__name__}; use Trainer(devices=1, strategy='auto')"
+        )
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _has(trainer: object, path: str, name: str) -> bool:
+    owner: object = trainer
+    for part in path.split("."):
+        owner = getattr(owner, part, None)
+    # A property may be on the class and not yet have a value: it exists all the same.
+    return name in getattr(owner, "__dict__", {}) or hasattr(type(owner), name)
+
+
+class Replacements:
+    """Methods that were replaced on instances, and how to put them back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[object, str, Any]] = []
+
+    def replace(
+        self, owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Let ``owner.name`` be what ``make`` returns for the method that was there."""
+        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, make(getattr(owner, name)))
+
+    def undo(self) -> None:
+        """Put every method back, the latest first; harmless when repeated."""
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+_ABSENT: Final = object()
+
+
+def settle(fit_loop: Any) -> None:
+    """Tell the loops that they go on as if nothing had been restored.
+
+    After its own restore Lightning replays or leaves out what its checkpoints, taken in the middle of a
+    batch's hooks, hold only by half: validation, scheduler steps, the epoch's end. Ours are taken where
+    all of it is done.
+    """
+    epoch_loop = fit_loop.epoch_loop
+    epoch_loop.restarting = False  # the loops inside follow
+    for loop in (fit_loop, epoch_loop, epoch_loop.val_loop):
+        loop._restarting = False
+        loop._loaded_from_state_dict = False
+        if hasattr(loop, "_resuming_from_checkpoint"):  # since Lightning 2.5.3
+            loop._resuming_from_checkpoint = False
+        loop.reset_restart_stage()
+
+
+def is_epoch_complete(fit_loop: Any) -> bool:
+    """Whether the batch that was just trained on was its epoch's last."""
+    return bool(fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def is_step_boundary(fit_loop: Any) -> bool:
+    """Whether no gradient is being accumulated."""
+    return not fit_loop._should_accumulate()
+
+
+def is_run_over(trainer: Trainer) -> bool:
+    """Whether training goes no further; Lightning's own ``done`` would announce it once more."""
+    fit_loop = trainer.fit_loop
+    return (
+        (trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps)
+        or (trainer.max_epochs not in {None, -1} and epochs_done(fit_loop) >= trainer.max_epochs)
+        or (trainer.should_stop and fit_loop._can_stop_early)
+    )
+
+
+def batches_taken(fit_loop: Any) -> int:
+    """The number of the epoch's batches that training has seen, as Lightning counts it."""
+    return int(fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+def epochs_done(fit_loop: Any) -> int:
+    """Whole epochs trained."""
+    return int(fit_loop.epoch_progress.current.processed)
+
+
+def fetches_itself(fit_loop: Any) -> bool:
+    """Whether ``training_step`` takes batches from the iterator by itself, uncounted."""
+    return hasattr(fit_loop._data_fetcher, "iterator_wrapper")
+
+
+def loader_generators(fit_loop: Any) -> dict[str, Generator]:
+    """The generators that the training loaders carry, named by the loader's number."""
+    combined = fit_loop._combined_loader
+    return {
+        f"loader{index}.{name}": generator
+        for index, loader in enumerate(combined.flattened if combined is not None else ())
+        for name, generator in generators_of(loader).items()
+    }
