@@ -598,7 +598,21 @@ def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
         )
     elif target.is_meta:
         problem = "is on the meta device here; materialize it before restoring"
+    elif _overlaps_itself(target):
+        problem = "its elements share memory here (an expanded tensor?), so they cannot be filled; clone() it"
     return problem
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    local = stage.local_tensor(tensor)
+    if local.numel() == 0 or local.is_contiguous():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(local.stride(), local.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:

@@ -64,7 +64,7 @@ class Stage:
             for chunk, start in zip(shard.chunks, shard.starts, strict=True):
                 raw = buffer[start : start + chunk.size_bytes]
                 places[chunk] = raw.view(dtypes.torch_dtype(chunk.dtype)).view(chunk.sizes)
-            shards.append(StagedShard(layout=shard, image=memoryview(buffer.numpy())))
+            shards.append(StagedShard(layout=shard, image=buffer.numpy().data))
         self._key, self._shards, self._views = key, shards, [places[spec] for spec in key]
 
     def copy(
@@ -97,7 +97,10 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _problem(tensor: torch.Tensor) -> str | None:
     """Why a tensor cannot be stored, or None where it can."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "a parameter of a lazy module that was never called has no data; call the module once before saving"
+    # By exact type: a parameter made from a subclass, or subclassed itself, may carry more than its data.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         from torch.distributed.tensor import DTensor
 
         if not isinstance(tensor, DTensor):
