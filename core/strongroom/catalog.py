@@ -148,12 +148,15 @@ class Catalog:
         run = self._run()
         if run is None and (commits or damaged):
             raise IntegrityError(
-                f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it back "
+                f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it "
+                "back "
                 f"from another copy of this run"
             )
         for name, commit in list(commits.items()):
             if run is not None and commit.run != run.run:
-                damaged[name] = f"{name.commit_key} belongs to run {commit.run}, and this root to run {run.run}"
+                damaged[name] = (
+                    f"{name.commit_key} belongs to run {commit.run}, and this root to run {run.run}"
+                )
                 del commits[name]
         launches, damaged_launches, numbers = self._read_launches(run)
         line = current_line(

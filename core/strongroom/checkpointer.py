@@ -27,6 +27,7 @@ from strongroom.config import (
     OnFailure,
     RaiseAtOnce,
     Tolerate,
+    check_count,
     check_digest,
     check_seconds,
     load_policy,
@@ -70,6 +71,8 @@ __all__ = ["Checkpointer", "SaveHandle"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
+_RAISE_AT_ONCE: Final = RaiseAtOnce()
+
 _GRACE_S: Final = 60.0
 """How much longer than a save's deadline a wait for it lasts: retention runs after the commit."""
 
@@ -112,7 +115,8 @@ class SaveHandle:
             if self._outcome.done():
                 raise
             raise WaitTimeoutError(
-                f"the save of step {self.step} is still under way after {timeout_s:g} s; it goes on in the background"
+                f"the save of step {self.step} is still under way after {timeout_s:g} s; it goes on in the "
+                "background"
             ) from None
         except StrongroomError:
             self._is_failure_delivered = True
@@ -178,15 +182,13 @@ class Checkpointer:
         security: Any = None,
         digest: str | None = None,
         timeout_s: float = 1800.0,
-        on_failure: OnFailure = RaiseAtOnce(),
+        on_failure: OnFailure = _RAISE_AT_ONCE,
         max_fallback: int = 3,
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
-        if not isinstance(max_fallback, int) or max_fallback < 0:
-            raise ConfigError(f"max_fallback must be 0 or more, got {max_fallback!r}")
         if not isinstance(on_failure, RaiseAtOnce | Tolerate):
             raise ConfigError(
                 f"on_failure must be RaiseAtOnce() or Tolerate(consecutive=...), got {on_failure!r}"
@@ -200,7 +202,7 @@ class Checkpointer:
         self._algorithm = check_digest(digest or (policy.digest if policy else None) or "blake3")
         self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._on_failure = on_failure
-        self._max_fallback = max_fallback
+        self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
         self._run_id = None if run_id is None else check_run_id(run_id)
         self._clock = clock
@@ -309,7 +311,8 @@ class Checkpointer:
         run = begin_run(self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms)
         if self._run_id is not None and run.run != self._run_id:
             raise ConfigError(
-                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each run needs "
+                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
+                "run needs "
                 f"a root of its own"
             )
         history = self._catalog.history()
@@ -330,7 +333,8 @@ class Checkpointer:
         newest = self._newest or (self._turn.parent if self._turn else self._restored)
         if newest is not None and step < newest.step:
             raise ConfigError(
-                f"step {step} is lower than step {newest.step}, which this run has reached: it would never be the "
+                f"step {step} is lower than step {newest.step}, which this run has reached: it would never "
+                "be the "
                 f"newest. To go back, restore(step=...) first: the next save then begins a new line"
             )
 
@@ -370,7 +374,8 @@ class Checkpointer:
         else:
             kept = f"step {self._newest.step}" if self._newest else "what was committed before"
             told = SaveError(
-                f"the save of step {step} failed in the background: {error or type(error).__name__}. It was not "
+                f"the save of step {step} failed in the background: {str(error) or type(error).__name__}. It "
+                "was not "
                 f"committed; {kept} is untouched"
             )
             told.__cause__ = error
@@ -402,7 +407,7 @@ class Checkpointer:
                 self._store, history, launch=name.launch, in_flight=(name,), now_ns=self._clock.now_ns()
             )
             sweep.remove_orphans(self._store, committed.commit.run, orphans, self._emitter)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
             self._emitter.emit(RemovalFailed(run=committed.commit.run, folder="", reason=str(error)))
 
@@ -543,7 +548,8 @@ class Checkpointer:
         except FutureTimeoutError:
             raise WaitTimeoutError(
                 f"the save of step {flight.name.step} is still under way after {wait_s:.0f} s: "
-                f"{self._store.uri} does not answer in time. It goes on in the background and does not commit "
+                f"{self._store.uri} does not answer in time. It goes on in the background and does not "
+                "commit "
                 f"after its deadline of {flight.deadline.timeout_s:g} s"
             ) from None
         self._in_flight = None

@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "RaiseAtOnce",
     "Tolerate",
+    "check_count",
     "check_digest",
     "check_seconds",
     "load_policy",
@@ -95,7 +96,8 @@ def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> P
         package = importlib.import_module("strongroom_security")
     except ImportError as error:
         raise ConfigError(
-            f"the policy {os.fspath(source)!r} needs the package strongroom_security, which cannot be imported "
+            f"the policy {os.fspath(source)!r} needs the package strongroom_security, which cannot be "
+            "imported "
             f"({error}); install the whole of strongroom"
         ) from error
     policy: Policy = package.SecurityPolicy.load(source)
@@ -110,8 +112,15 @@ def check_digest(digest: str) -> DigestAlgorithm:
     raise ConfigError(f"digest must be one of {', '.join(DIGEST_ALGORITHMS)}, got {digest!r}")
 
 
-def check_seconds(name: str, value: float) -> float:
+def check_seconds(name: str, value: Any) -> float:
     """Return a positive, finite number of seconds."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
     return float(value)
+
+
+def check_count(name: str, value: Any) -> int:
+    """Return a whole number that is not negative."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name} must be a whole number of 0 or more, got {value!r}")
+    return value

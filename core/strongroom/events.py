@@ -17,9 +17,9 @@ __all__ = [
     "CheckpointCommitted",
     "CheckpointRemoved",
     "CheckpointSkipped",
+    "Emitter",
     "Event",
     "EventSink",
-    "Emitter",
     "LaunchClaimed",
     "OrphanRemoved",
     "RemovalFailed",
@@ -148,7 +148,7 @@ class Emitter:
         for sink in self._sinks:
             try:
                 sink.emit(event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever a listener does, a save goes on
                 _LOG.exception("the event sink %r failed on %s", sink, type(event).__name__)
 
 

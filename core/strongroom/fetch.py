@@ -162,7 +162,9 @@ def _split(algorithm: DigestAlgorithm, extents: list[_Extent]) -> list[list[_Ext
 class _Task:
     """Some extents of one file, read by one thread."""
 
-    def __init__(self, opened: OpenedCheckpoint, path: str, extents: list[_Extent], touched: set[str]) -> None:
+    def __init__(
+        self, opened: OpenedCheckpoint, path: str, extents: list[_Extent], touched: set[str]
+    ) -> None:
         self._opened = opened
         self._manifest = opened.manifest
         self._record = opened.record(path)
@@ -175,7 +177,9 @@ class _Task:
         if not self._extents:
             return 0
         try:
-            with self._opened.store.open_reader(layout.data_key(self._manifest.name, self._record.path)) as reader:
+            with self._opened.store.open_reader(
+                layout.data_key(self._manifest.name, self._record.path)
+            ) as reader:
                 if reader.size_bytes != self._record.size_bytes:
                     raise IntegrityError(
                         f"{self._what} has {reader.size_bytes} bytes, the manifest says "
@@ -195,11 +199,14 @@ class _Task:
             length = min(count * BLOCK_BYTES, self._record.size_bytes - start)
             self._fill(reader, start, scratch[:length])
             for number in range(first, first + count):
-                block = scratch[(number - first) * BLOCK_BYTES : min((number - first + 1) * BLOCK_BYTES, length)]
+                block = scratch[
+                    (number - first) * BLOCK_BYTES : min((number - first + 1) * BLOCK_BYTES, length)
+                ]
                 expected = self._blocks[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-                if block_digest(memoryview(block)) != expected:
+                if block_digest(block.data) != expected:
                     raise IntegrityError(
-                        f"{self._what}: bytes {number * BLOCK_BYTES} to {number * BLOCK_BYTES + len(block)} do "
+                        f"{self._what}: bytes {number * BLOCK_BYTES} to "
+                        f"{number * BLOCK_BYTES + len(block)} do "
                         f"not have the digest that was stored for them; {ADVICE}"
                     )
             if first == 0:
@@ -214,7 +221,7 @@ class _Task:
         for start in range(0, self._record.size_bytes, len(scratch)):
             piece = scratch[: min(len(scratch), self._record.size_bytes - start)]
             self._fill(reader, start, piece)
-            hasher.update(memoryview(piece))
+            hasher.update(piece.data)
             if start == 0:
                 self._check_header(piece)
             self._copy_out(start, piece)
@@ -243,7 +250,7 @@ class _Task:
         ]
 
     def _fill(self, reader: ObjectReader, start: int, target: Bytes) -> None:
-        filled = reader.read_into(start, memoryview(target))
+        filled = reader.read_into(start, target.data)
         if filled != len(target):
             raise IntegrityError(
                 f"{self._what} ends at byte {start + filled}; the manifest says {self._record.size_bytes}; "
@@ -252,11 +259,11 @@ class _Task:
 
     def _check_header(self, first_bytes: Bytes) -> None:
         """Hold the shard's own word on where it belongs against the manifest, where it is at hand."""
-        length = tensorfile.header_length(
-            first_bytes[:8].tobytes(), self._record.size_bytes, self._what
-        )
+        length = tensorfile.header_length(first_bytes[:8].tobytes(), self._record.size_bytes, self._what)
         if length <= len(first_bytes):
-            header = tensorfile.parse_header(first_bytes[:length].tobytes(), self._record.size_bytes, self._what)
+            header = tensorfile.parse_header(
+                first_bytes[:length].tobytes(), self._record.size_bytes, self._what
+            )
             check_binding(header.metadata, self._manifest.run, self._manifest.name, self._what)
 
     def _copy_out(self, start: int, data: Bytes) -> None:

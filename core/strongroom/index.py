@@ -132,7 +132,8 @@ class Index:
             for chunk in tensor.chunks:
                 if chunk.start + math.prod(chunk.sizes) * item_bytes > listed[chunk.path].size_bytes:
                     raise IntegrityError(
-                        f"{layout.INDEX} of {manifest.name}: a chunk of {tensor.name!r} ends beyond {chunk.path}"
+                        f"{layout.INDEX} of {manifest.name}: a chunk of {tensor.name!r} ends beyond "
+                        f"{chunk.path}"
                     )
 
 
@@ -219,7 +220,9 @@ def _decode_tensors(columns: _Columns, paths: list[str], what: str) -> list[Tens
     dtypes = columns.integers("tensor.dtype", len(names)).tolist()
     dimensions = columns.integers("tensor.dimensions", len(names))
     if any(code >= len(DTYPE_CODES) for code in dtypes) or any(dimensions > _MAX_DIMENSIONS):
-        raise FormatError(f"{what} has a tensor of an unknown dtype or of more than {_MAX_DIMENSIONS} dimensions")
+        raise FormatError(
+            f"{what} has a tensor of an unknown dtype or of more than {_MAX_DIMENSIONS} dimensions"
+        )
     shape_column = columns.integers("tensor.shape", int(dimensions.sum())).tolist()
     counts = columns.integers("tensor.chunks", len(names))
     file_numbers = columns.integers("chunk.file", None)
@@ -275,8 +278,8 @@ def _check_chunks(record: TensorRecord, what: str) -> None:
 
 def _column(values: Sequence[int]) -> Column:
     largest = max(values, default=0)
-    kind = next(kind for kind in _UNSIGNED.values() if largest <= np.iinfo(kind).max)
-    return np.array(values, dtype=kind)
+    bits = next(bits for bits in (8, 16, 32, 64) if largest < 2**bits)
+    return np.array(values, dtype=f"<u{bits // 8}")
 
 
 def _text_column(name: str, texts: Sequence[str]) -> dict[str, Column]:
@@ -330,4 +333,4 @@ class _Columns:
 
     def close(self) -> None:
         if self._left:
-            raise FormatError(f"{self._what} has the unknown column {sorted(self._left)[0][:60]!r}")
+            raise FormatError(f"{self._what} has the unknown column {min(self._left)[:60]!r}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from strongroom import canonical, layout
@@ -313,7 +314,7 @@ class Commit:
 
 def _check_files(manifest: Manifest, what: str) -> None:
     paths = [record.path for record in manifest.files]
-    if any(first >= second for first, second in zip(paths, paths[1:], strict=False)):
+    if any(first >= second for first, second in pairwise(paths)):
         raise FormatError(f"{what} does not list its files once each, sorted by path")
     if layout.MANIFEST in paths:
         raise FormatError(f"{what} lists itself")

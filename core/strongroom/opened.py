@@ -20,7 +20,14 @@ from strongroom.manifest import FORMAT, MANIFEST_BOUNDS, Commit, FileRecord, Man
 from strongroom.shards import check_binding
 from strongroom.stores.base import Store
 
-__all__ = ["ADVICE", "DOCUMENT_BOUNDS", "OpenedCheckpoint", "decode_document", "encode_document", "open_checkpoint"]
+__all__ = [
+    "ADVICE",
+    "DOCUMENT_BOUNDS",
+    "OpenedCheckpoint",
+    "decode_document",
+    "encode_document",
+    "open_checkpoint",
+]
 
 ADVICE: Final = "restore an older step, or copy this file again from another tier"
 
@@ -122,7 +129,8 @@ class OpenedCheckpoint:
 
     def missing(self, record: FileRecord) -> IntegrityError:
         return IntegrityError(
-            f"{record.path} of {self.name} is missing; the manifest lists it with {record.size_bytes} bytes; {ADVICE}"
+            f"{record.path} of {self.name} is missing; the manifest lists it with {record.size_bytes} "
+            f"bytes; {ADVICE}"
         )
 
 
@@ -143,7 +151,9 @@ def open_checkpoint(store: Store, commit: Commit) -> OpenedCheckpoint:
         raise IntegrityError(f"{what} is missing; {ADVICE}") from None
     found = sha256_of(data)
     if not found.matches(commit.manifest):
-        raise IntegrityError(f"{what}: stored digest {found} is not {commit.manifest}, which COMMIT pins; {ADVICE}")
+        raise IntegrityError(
+            f"{what}: stored digest {found} is not {commit.manifest}, which COMMIT pins; {ADVICE}"
+        )
     manifest = Manifest.decode(data, what)
     if manifest.name != commit.name or manifest.run != commit.run:
         raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
@@ -169,7 +179,8 @@ def encode_document(kind: str, run: str, name: CheckpointName, members: dict[str
     )
     if len(data) > DOCUMENT_BOUNDS.length_bytes:
         raise FormatError(
-            f"the {kind} document of {name} has {len(data)} bytes; at most {DOCUMENT_BOUNDS.length_bytes} are "
+            f"the {kind} document of {name} has {len(data)} bytes; at most {DOCUMENT_BOUNDS.length_bytes} "
+            "are "
             f"read back. Keep large data in tensors or arrays, which are stored apart"
         )
     return data
@@ -182,11 +193,14 @@ def decode_document(data: bytes, kind: str, run: str, name: CheckpointName, what
         raise FormatError(f"{what} is not a JSON object")
     bound = {"attempt": name.attempt, "kind": kind, "launch": name.launch, "run": run, "step": name.step}
     if value.get("format") != FORMAT:
-        raise UnsupportedFormatError(f"{what} is in format {value.get('format')!r:.40}; this release reads {FORMAT}")
+        raise UnsupportedFormatError(
+            f"{what} is in format {value.get('format')!r:.40}; this release reads {FORMAT}"
+        )
     for member, expected in bound.items():
         if value.get(member) != expected:
             raise IntegrityError(
-                f"{what} says {member} {value.get(member)!r:.80} where {expected!r} was expected; it belongs to "
+                f"{what} says {member} {value.get(member)!r:.80} where {expected!r} was expected; it "
+                "belongs to "
                 f"another checkpoint"
             )
     expected_members = {"state": {"document"}, "rank_state": {"rank", "values"}}.get(

@@ -20,7 +20,14 @@ import torch
 from strongroom import paths
 from strongroom.keypath import Path
 
-__all__ = ["NamedParameters", "OptimizerState", "load_named_state", "name_parameters", "named_state", "state_target"]
+__all__ = [
+    "NamedParameters",
+    "OptimizerState",
+    "load_named_state",
+    "name_parameters",
+    "named_state",
+    "state_target",
+]
 
 
 def name_parameters(modules: Iterable[tuple[Path, torch.nn.Module]]) -> dict[int, Path]:

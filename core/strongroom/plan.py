@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -102,7 +102,7 @@ def build_index(
             raise SaveError(f"{name!r} has the dtype {stored.properties.dtype}, which safetensors lacks")
         tensors.append(TensorRecord(name, dtype, tuple(stored.size), tuple(chunks)))
     if written:
-        raise SaveError(f"{sorted(written)[0][0]!r} was written without being planned")
+        raise SaveError(f"{min(written)[0]!r} was written without being planned")
     files = [ShardFile(shard.path, blocks) for shard, blocks in shards]
     return Index(tensors, files, aliases)
 

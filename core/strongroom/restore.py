@@ -21,6 +21,7 @@ from strongroom.stores.base import Store
 
 __all__ = ["Restored", "restore"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What a restore gave.
@@ -59,7 +60,9 @@ class _Undefined:
         if not names:
             return ""
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        return f". Undefined now, because a damaged checkpoint was read into them: {', '.join(names[:20])}{more}"
+        return (
+            f". Undefined now, because a damaged checkpoint was read into them: {', '.join(names[:20])}{more}"
+        )
 
 
 def restore(
@@ -166,7 +169,8 @@ def _load(
     if uncovered:
         raise StateMismatchError(
             f"{commit.name} holds no value for {', '.join(uncovered[:20])}, which a damaged newer checkpoint "
-            f"was read into: they are undefined now. Build the state anew and restore step {commit.name.step}",
+            "was read into: they are undefined now. Build the state anew and restore step "
+            f"{commit.name.step}",
             missing=uncovered,
         )
     touched: set[str] = set()

@@ -114,7 +114,9 @@ def check_binding(metadata: Mapping[str, str], run: str, name: CheckpointName, w
         )
 
 
-def lay_out(chunks: Iterable[ChunkSpec], *, rank: int, parts: int, metadata: Mapping[str, str]) -> list[ShardLayout]:
+def lay_out(
+    chunks: Iterable[ChunkSpec], *, rank: int, parts: int, metadata: Mapping[str, str]
+) -> list[ShardLayout]:
     """Spread one rank's chunks over files of about equal size.
 
     Args:

@@ -19,11 +19,12 @@ from strongroom import optim, paths, stage
 from strongroom.arrays import array_node
 from strongroom.atoms import node
 from strongroom.errors import StateEncodingError
-from strongroom.optim import NamedParameters
 from strongroom.keypath import Path, key_path
+from strongroom.optim import NamedParameters
 from strongroom.values import Encoder, Node
 
 __all__ = ["Captured", "PerRank", "capture", "find_modules", "is_stateful"]
+
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
@@ -189,5 +190,3 @@ def _memory_of(tensor: torch.Tensor) -> Any:
         tuple(tensor.shape),
         str(getattr(tensor, "placements", "")),
     )
-
-

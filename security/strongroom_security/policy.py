@@ -72,7 +72,8 @@ class SecurityPolicy:
         asked = [f"[{section}] ({what})" for section, what in _NOT_YET.items() if section in document]
         if asked:
             raise ConfigError(
-                f"the policy {where} asks for {', '.join(asked)}, which this release of Strongroom cannot do; it "
+                f"the policy {where} asks for {', '.join(asked)}, which this release of Strongroom cannot "
+                "do; it "
                 f"refuses to run without. Use a release that can, or take the section out if that is meant"
             )
         unknown = sorted(set(document) - {"digest"})
