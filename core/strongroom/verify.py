@@ -1,0 +1,590 @@
+"""Verifying: every byte against what pins it, and every document against the others. Reads only.
+
+Everything that is wrong is found and told, not the first thing alone, as `Problem` values that
+name the file. Damage (bytes that are wrong, a file that is absent or one too many) is kept apart
+from what could not be found out, because the store failed or a document is in a format of
+another release: that says nothing about the bytes.
+
+The order is the order of trust: ``COMMIT``, the manifest that it pins, the files that this pins.
+What nothing vouches for is not parsed, so that one damaged file is never told as two.
+Reading and hashing is `strongroom.hashing`'s, what the files of a checkpoint say against each other
+`strongroom.consistency`'s; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal
+
+from strongroom import layout
+from strongroom.catalog import History
+from strongroom.consistency import Consistency
+from strongroom.digest import sha256_of
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    FormatError,
+    IntegrityError,
+    ObjectNotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from strongroom.hashing import Hashing, hash_files
+from strongroom.layout import CheckpointName
+from strongroom.lineage import current_line
+from strongroom.manifest import (
+    COMMIT_BOUNDS,
+    LAUNCH_BOUNDS,
+    MANIFEST_BOUNDS,
+    RUN_BOUNDS,
+    CheckpointRef,
+    Commit,
+    Launch,
+    Manifest,
+    Run,
+)
+from strongroom.stores.base import Store
+
+__all__ = [
+    "MAX_WORKERS",
+    "CheckpointReport",
+    "Kind",
+    "Problem",
+    "Progress",
+    "Report",
+    "Verdict",
+    "verify",
+    "verify_checkpoint",
+]
+
+MAX_WORKERS: Final = 4
+"""Threads that read and hash: more do not help one disk."""
+
+Kind = Literal["damaged", "missing", "unexpected", "unreadable", "unsupported"]
+Verdict = Literal["whole", "damaged", "unverified"]
+
+_DAMAGE: Final = frozenset({"damaged", "missing", "unexpected"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Problem:
+    """One thing that is wrong with one file.
+
+    Attributes:
+        key: the file, as a path under the root; a folder ends in ``/``.
+        kind: ``damaged``, ``missing`` or ``unexpected`` is damage. ``unreadable`` (the store
+            refused or failed) and ``unsupported`` (another format version) is not known.
+        message: what is wrong, without the file's name.
+    """
+
+    key: str
+    kind: Kind
+    message: str
+
+    @property
+    def is_damage(self) -> bool:
+        return self.kind in _DAMAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """What was found out about one checkpoint.
+
+    Attributes:
+        name: which one.
+        commit: its commit; None where that could not be read or is damaged.
+        problems: everything that is wrong, sorted by file.
+        file_count: files that were read whole and found right, ``COMMIT`` and manifest included.
+        size_bytes: of these files.
+    """
+
+    name: CheckpointName
+    commit: Commit | None
+    problems: tuple[Problem, ...]
+    file_count: int
+    size_bytes: int
+
+    @property
+    def verdict(self) -> Verdict:
+        return _verdict(self.problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found out about a root.
+
+    Attributes:
+        uri: the root.
+        run: the run's id; None where its record is missing or damaged.
+        root_problems: about the run record and the launch records, which are always verified.
+        checkpoints: those that were verified, in the order of the line.
+        file_count, size_bytes: all files read whole and found right, the records included.
+        rollback_protection: ``none``: nothing outside of the root says which checkpoint should
+            be the newest, so an older state of the whole root verifies too.
+    """
+
+    uri: str
+    run: str | None
+    root_problems: tuple[Problem, ...]
+    checkpoints: tuple[CheckpointReport, ...]
+    file_count: int
+    size_bytes: int
+    rollback_protection: Literal["none"] = "none"
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything that is wrong anywhere."""
+        return self.root_problems + tuple(
+            problem for checkpoint in self.checkpoints for problem in checkpoint.problems
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        return _verdict(self.problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a verification is; ``total_bytes`` is what commits announce."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def verify(
+    store: Store,
+    *,
+    step: int | None = None,
+    everything: bool = False,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Report:
+    """Verify a root's records and the newest checkpoint, one of a step, or all.
+
+    Args:
+        step: which one; chosen as `History.at_step` does.
+        everything: every committed checkpoint, superseded ones too.
+        workers: threads that read and hash; None: by the machine.
+        on_progress: called after each piece that was read, from any thread, one at a time.
+
+    Raises:
+        CheckpointNotFoundError: nothing is committed there, or nothing at that step, and
+            nothing else is wrong.
+        StoreError: the root itself could not be listed.
+    """
+    root = _Root.read(store)
+    history = root.history
+    if everything:
+        chosen = history.line.ranked
+    elif step is not None:
+        chosen = (history.at_step(step),)
+    else:
+        chosen = history.line.newest_first[:1]
+    if not chosen and not root.findings.problems:
+        raise CheckpointNotFoundError(
+            f"nothing was ever committed in {store.uri}: there is nothing to verify"
+        )
+    total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
+    with _hashing(workers, on_progress, total) as hashing:
+        reports = tuple(_check(store, root, name, hashing) for name in chosen)
+    return Report(
+        uri=store.uri,
+        run=history.run.run if history.run else None,
+        root_problems=root.findings.sorted(),
+        checkpoints=reports,
+        file_count=root.findings.file_count + sum(report.file_count for report in reports),
+        size_bytes=root.findings.size_bytes + sum(report.size_bytes for report in reports),
+    )
+
+
+def verify_checkpoint(
+    store: Store,
+    name: CheckpointName,
+    *,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> CheckpointReport:
+    """Verify one checkpoint by itself, whatever the rest of its root looks like.
+
+    Args:
+        store, name: where it is.
+        workers, on_progress: as `verify` takes them.
+
+    Raises:
+        CheckpointNotFoundError: it has no ``COMMIT``, so it never was a checkpoint.
+    """
+    root = _Root.of(store, [name])
+    if name in root.history.uncommitted:
+        raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")
+    commit = root.history.commits.get(name)
+    with _hashing(workers, on_progress, commit.size_bytes if commit else 0) as hashing:
+        return _check(store, root, name, hashing)
+
+
+def _verdict(problems: tuple[Problem, ...]) -> Verdict:
+    if any(problem.is_damage for problem in problems):
+        return "damaged"
+    return "unverified" if problems else "whole"
+
+
+@contextlib.contextmanager
+def _hashing(workers: int | None, on_progress: OnProgress | None, total_bytes: int) -> Iterator[Hashing]:
+    done_bytes = 0
+    lock = threading.Lock()
+
+    def advance(read_bytes: int) -> None:
+        nonlocal done_bytes
+        with lock:
+            done_bytes += read_bytes
+            if on_progress is not None:
+                # A file that changed since its commit may be longer than was announced.
+                on_progress(Progress(done_bytes=done_bytes, total_bytes=max(total_bytes, done_bytes)))
+
+    count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
+    hashing = Hashing(count, advance)
+    try:
+        yield hashing
+    finally:
+        # After an interrupt nobody waits for the rest of files of many gigabytes.
+        hashing.stop()
+
+
+# --------------------------------------------------------------------------------------- findings
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Problems as they are found, and what was found right."""
+
+    problems: list[Problem] = field(default_factory=list)
+    file_count: int = 0
+    size_bytes: int = 0
+
+    def add(self, key: str, kind: Kind, message: str) -> None:
+        self.problems.append(Problem(key=key, kind=kind, message=message))
+
+    def count(self, size_bytes: int) -> None:
+        self.file_count += 1
+        self.size_bytes += size_bytes
+
+    def about(self, key: str) -> _About:
+        """Take what is raised inside as a problem of this file."""
+        return _About(self, key)
+
+    def sorted(self) -> tuple[Problem, ...]:
+        return tuple(sorted(set(self.problems)))
+
+
+class _About:
+    def __init__(self, findings: _Findings, key: str) -> None:
+        self._findings = findings
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        found: Kind
+        if isinstance(error, ObjectNotFoundError):
+            self._findings.add(self._key, "missing", "is missing")
+            return True
+        if isinstance(error, IntegrityError):
+            found = "damaged"
+        elif isinstance(error, UnsupportedFormatError):
+            found = "unsupported"
+        elif isinstance(error, StoreError):
+            found = "unreadable"
+        else:
+            return False
+        self._findings.add(self._key, found, str(error))
+        return True
+
+
+# ------------------------------------------------------------------------------------ root records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Root:
+    """A root's small records, read one by one, each problem kept.
+
+    `Catalog.history` stops at a damaged run record; a verification goes on.
+    """
+
+    history: History
+    findings: _Findings
+    commit_problems: Mapping[CheckpointName, Problem]
+    commit_bytes: Mapping[CheckpointName, int]
+
+    @classmethod
+    def read(cls, store: Store) -> _Root:
+        parsed = (CheckpointName.parse(name) for name in store.list_names("") if name.endswith("/"))
+        return cls.of(store, [name for name in parsed if name is not None], has_records=True)
+
+    @classmethod
+    def of(cls, store: Store, names: list[CheckpointName], *, has_records: bool = False) -> _Root:
+        """Read what stands there of ``names``, and the run's own records if they are wanted."""
+        findings = _Findings()
+        commits: dict[CheckpointName, Commit] = {}
+        commit_bytes: dict[CheckpointName, int] = {}
+        commit_findings = _Findings()
+        uncommitted = []
+        for name in names:
+            with commit_findings.about(name.commit_key):
+                try:
+                    data = store.read(name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+                except ObjectNotFoundError:
+                    uncommitted.append(name)
+                    continue
+                commit = Commit.decode(data, layout.COMMIT)
+                if commit.name != name:
+                    raise IntegrityError(f"commits {commit.name}, and stands in the folder of {name}")
+                commits[name] = commit
+                commit_bytes[name] = len(data)
+        by_key = {problem.key: problem for problem in commit_findings.problems}
+        commit_problems = {name: by_key[name.commit_key] for name in names if name.commit_key in by_key}
+
+        run = None
+        launches: dict[int, Launch] = {}
+        damaged_launches: dict[int, str] = {}
+        numbers: set[int] = set()
+        if has_records:
+            run = _read_run(store, findings, is_due=bool(commits or commit_problems or uncommitted))
+            launches, damaged_launches, numbers = _read_launches(store, run, findings)
+            _check_gaps(numbers, {name.launch for name in names}, findings)
+        history = History(
+            run=run,
+            launches=launches,
+            damaged_launches=damaged_launches,
+            launch_numbers=frozenset({*numbers, *(name.launch for name in names)}),
+            commits=commits,
+            damaged={name: problem.message for name, problem in commit_problems.items()},
+            uncommitted=tuple(uncommitted),
+            line=current_line(
+                [*commits, *commit_problems],
+                {number: launch.parent for number, launch in launches.items()},
+                damaged_launches,
+            ),
+        )
+        root = cls(
+            history=history, findings=findings, commit_problems=commit_problems, commit_bytes=commit_bytes
+        )
+        for number, launch in launches.items():
+            root.check_reference(layout.launch_key(number), "its parent", launch.parent, findings)
+        return root
+
+    def check_reference(self, key: str, what: str, ref: CheckpointRef | None, findings: _Findings) -> None:
+        """Where a checkpoint that is referred to still stands, it must be the one that was meant."""
+        commit = self.history.commits.get(ref.name) if ref is not None else None
+        if ref is not None and commit is not None and not commit.manifest.matches(ref.manifest):
+            findings.add(
+                key,
+                "damaged",
+                f"{what} is {ref.name} with the manifest {ref.manifest}, and the one that stands there has "
+                f"{commit.manifest}",
+            )
+
+
+def _read_run(store: Store, findings: _Findings, *, is_due: bool) -> Run | None:
+    with findings.about(layout.RUN):
+        try:
+            data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+        except ObjectNotFoundError:
+            if not is_due:
+                return None
+            raise
+        run = Run.decode(data, layout.RUN)
+        findings.count(len(data))
+        return run
+    return None
+
+
+def _read_launches(
+    store: Store, run: Run | None, findings: _Findings
+) -> tuple[dict[int, Launch], dict[int, str], set[int]]:
+    launches: dict[int, Launch] = {}
+    numbers: set[int] = set()
+    with findings.about(f"{layout.LAUNCHES}/"):
+        names = store.list_names(layout.LAUNCHES)
+        for file_name in names:
+            number = layout.parse_launch_name(file_name)
+            if number is None:
+                findings.add(f"{layout.LAUNCHES}/{file_name}", "unexpected", "is no launch record")
+                continue
+            numbers.add(number)
+            key = layout.launch_key(number)
+            with findings.about(key):
+                data = store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes)
+                launch = Launch.decode(data, key)
+                if launch.launch != number:
+                    raise FormatError(f"says that it is launch {launch.launch}")
+                if run is not None and launch.run != run.run:
+                    raise IntegrityError(f"belongs to run {launch.run}, and this root to run {run.run}")
+                launches[number] = launch
+                findings.count(len(data))
+    reasons = {problem.key: problem.message for problem in findings.problems}
+    damaged = {number: reasons[key] for number in numbers if (key := layout.launch_key(number)) in reasons}
+    return launches, damaged, numbers
+
+
+def _check_gaps(numbers: set[int], in_use: set[int], findings: _Findings) -> None:
+    """Launch records are created in order and never removed: a number left out is a record lost."""
+    if any(problem.key == f"{layout.LAUNCHES}/" for problem in findings.problems):
+        return
+    last = 0
+    for number in (*sorted(numbers), max(in_use, default=0) + 1):
+        if number > last + 1:
+            more = f", and so is every record up to launch {number - 1}" if number > last + 2 else ""
+            findings.add(layout.launch_key(last + 1), "missing", f"is missing{more}")
+        last = max(last, number)
+
+
+# --------------------------------------------------------------------------------- one checkpoint
+
+
+def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) -> CheckpointReport:
+    findings = _Findings()
+    commit = root.history.commits.get(name)
+    if commit is None:
+        findings.problems.append(root.commit_problems[name])
+    else:
+        _check_commit(root, commit, findings)
+    manifest = _read_manifest(store, name, commit, findings)
+    if manifest is not None:
+        _check_lineage(root, manifest, findings)
+        _check_names(store, manifest, findings)
+        _check_files(store, manifest, findings, hashing)
+    return CheckpointReport(
+        name=name,
+        commit=commit,
+        problems=findings.sorted(),
+        file_count=findings.file_count,
+        size_bytes=findings.size_bytes,
+    )
+
+
+def _check_commit(root: _Root, commit: Commit, findings: _Findings) -> None:
+    run = root.history.run
+    if run is not None and commit.run != run.run:
+        findings.add(
+            commit.name.commit_key,
+            "damaged",
+            f"belongs to run {commit.run}, and this root to run {run.run}",
+        )
+        return
+    findings.count(root.commit_bytes[commit.name])
+
+
+def _read_manifest(
+    store: Store, name: CheckpointName, commit: Commit | None, findings: _Findings
+) -> Manifest | None:
+    """The manifest, if it is what ``COMMIT`` pins; if that is damaged, the manifest as it stands."""
+    key = layout.data_key(name, layout.MANIFEST)
+    with findings.about(key):
+        data = store.read(key, limit_bytes=MANIFEST_BOUNDS.length_bytes)
+        found = sha256_of(data)
+        if commit is not None and not found.matches(commit.manifest):
+            raise IntegrityError(
+                f"its digest is {found}, and COMMIT pins {commit.manifest}; what it lists was not verified"
+            )
+        manifest = Manifest.decode(data, layout.MANIFEST)
+        if manifest.name != name or (commit is not None and manifest.run != commit.run):
+            raise IntegrityError(f"says that it is {manifest.name} of run {manifest.run}")
+        if commit is not None:
+            findings.count(len(data))
+            if commit.size_bytes != manifest.size_bytes:
+                findings.add(
+                    name.commit_key,
+                    "damaged",
+                    f"says that the files have {commit.size_bytes} bytes together, the manifest says "
+                    f"{manifest.size_bytes}",
+                )
+        return manifest
+    return None
+
+
+def _check_lineage(root: _Root, manifest: Manifest, findings: _Findings) -> None:
+    """A checkpoint goes on from an earlier one of its launch, or from where its launch took the run up."""
+    key = layout.data_key(manifest.name, layout.MANIFEST)
+    parent, name = manifest.parent, manifest.name
+    if parent is not None and parent.launch == name.launch:
+        if parent.step >= name.step:
+            findings.add(key, "damaged", f"its parent, {parent.name}, is not older than itself")
+    else:
+        launch = root.history.launches.get(name.launch)
+        if launch is not None and launch.parent != parent:
+            findings.add(
+                key,
+                "damaged",
+                f"its parent is {_named(parent)}, and launch {name.launch} took the run up from "
+                f"{_named(launch.parent)}",
+            )
+    root.check_reference(key, "its parent", parent, findings)
+
+
+def _named(ref: CheckpointRef | None) -> str:
+    return str(ref.name) if ref is not None else "none"
+
+
+def _check_names(store: Store, manifest: Manifest, findings: _Findings) -> None:
+    """Nothing stands in the checkpoint's folder that does not belong there."""
+    folder = manifest.name.folder
+    allowed = {
+        layout.COMMIT,
+        f"{layout.DATA}/",
+        *layout.SIDECAR_FILES,
+        *(f"{sidecar}/" for sidecar in layout.SIDECAR_FOLDERS),
+    }
+    _check_folder(store, folder, allowed, findings)
+    listed = {layout.MANIFEST, *(record.path for record in manifest.files)}
+    inner: dict[str, set[str]] = {"": set()}
+    for path in listed:
+        parent = ""
+        for part in path.split("/")[:-1]:
+            inner[parent].add(f"{part}/")
+            parent = f"{parent}{part}/"
+            inner.setdefault(parent, set())
+        inner[parent].add(path.rsplit("/", 1)[-1])
+    for prefix, names in inner.items():
+        _check_folder(store, f"{folder}/{layout.DATA}/{prefix}".rstrip("/"), names, findings)
+
+
+def _check_folder(store: Store, folder: str, allowed: set[str], findings: _Findings) -> None:
+    with findings.about(f"{folder}/"):
+        for name in store.list_names(folder):
+            if name not in allowed:
+                findings.add(
+                    f"{folder}/{name}", "unexpected", "stands there, and no file of this checkpoint does"
+                )
+
+
+def _check_files(store: Store, manifest: Manifest, findings: _Findings, hashing: Hashing) -> None:
+    """Hash every file that the manifest lists, and hold what they say against each other."""
+    consistency = Consistency(manifest)
+    # The index first: it says what must stand in each shard.
+    records = sorted(manifest.files, key=lambda record: record.path != layout.INDEX)
+    hashed = hash_files(
+        store,
+        manifest,
+        records,
+        hashing,
+        keeps_whole=consistency.keeps_whole,
+        block_digests=consistency.block_digests,
+    )
+    for record, outcome in hashed:
+        key = layout.data_key(manifest.name, record.path)
+        with findings.about(key):
+            data = outcome()
+            findings.count(record.size_bytes)
+            for problem in consistency.take(record, data):
+                findings.add(key, "damaged", problem)
+    for path, problem in consistency.conclude():
+        findings.add(layout.data_key(manifest.name, path), "damaged", problem)
