@@ -1,7 +1,7 @@
 """The control documents as values: run record, launch record, manifest, commit.
 
 Each is canonical JSON with a bounded, versioned parser that refuses unknown members
-(`docs/format.md`, clauses 4 to 8). No I/O here, and no judgement about which checkpoint is
+(`docs/format.md`, clause 4). No I/O here, and no judgement about which checkpoint is
 the newest: that is `strongroom.lineage`.
 
 A member whose name starts with ``x-`` is a note: it is ignored by every reader. Any other

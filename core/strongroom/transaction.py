@@ -3,7 +3,7 @@
 A launch is one writer's turn, claimed by creating the next free number; an attempt is one try
 at one save, in a folder of its own. Nothing is renamed or overwritten, and nothing of an
 attempt counts until `Attempt.commit` has created its ``COMMIT``, once and last.
-`docs/format.md`, clauses 8 and 9, holds the crash analysis.
+`docs/format.md`, clause 9, holds the crash analysis.
 """
 
 from __future__ import annotations
