@@ -21,7 +21,7 @@ from strongroom.atoms import node
 from strongroom.errors import StateEncodingError
 from strongroom.keypath import Path, key_path
 from strongroom.optim import NamedParameters
-from strongroom.values import Encoder, Node
+from strongroom.values import MAX_DEPTH, Encoder, Node
 
 __all__ = ["Captured", "PerRank", "capture", "find_modules", "is_stateful"]
 
@@ -70,7 +70,15 @@ def is_stateful(value: Any) -> bool:
 
 
 def find_modules(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.nn.Module]]:
-    """The modules that stand in a state's plain containers, with their paths."""
+    """The modules that stand in a state's plain containers, with their paths.
+
+    Raises:
+        StateEncodingError: the containers are nested too deep, or one contains itself.
+    """
+    if len(path) > MAX_DEPTH:
+        raise StateEncodingError(
+            key_path(path[:8]), f"more than {MAX_DEPTH} containers within each other, or one that contains itself"
+        )
     if isinstance(value, torch.nn.Module):
         yield path, value
     elif isinstance(value, Mapping):
