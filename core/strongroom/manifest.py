@@ -396,7 +396,10 @@ class _Fields:
         return value
 
     def digest(self, member: str, algorithm: DigestAlgorithm | None = None) -> Digest:
-        digest = Digest.parse(self.text(member))
+        try:
+            digest = Digest.parse(self.text(member))
+        except FormatError as error:
+            raise FormatError(f"{self._what}: {member!r}: {error}") from None
         if algorithm is not None and digest.algorithm != algorithm:
             raise self._wrong(member, f"a {algorithm} digest", str(digest))
         return digest

@@ -19,6 +19,7 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT, MANIFEST_BOUNDS, Commit, FileRecord, Manifest
 from strongroom.shards import check_binding
 from strongroom.stores.base import Store
+from strongroom.tensorfile import MAX_HEADER_BYTES
 
 __all__ = [
     "ADVICE",
@@ -119,6 +120,25 @@ class OpenedCheckpoint:
                 f"{what}: stored digest {found} is not the manifest's {record.digest}; {ADVICE}"
             )
         return data
+
+    def check_unused(self) -> None:
+        """Verify the files that a restore takes nothing from: a damaged one is damage all the same.
+
+        These are the provenance, and shards that hold no byte of a tensor.
+
+        Raises:
+            IntegrityError, StoreError: as `read`.
+        """
+        self.read(layout.PROVENANCE, limit_bytes=DOCUMENT_BOUNDS.length_bytes)
+        used = {
+            chunk.path
+            for tensor in self.index.tensors.values()
+            if tensor.size_bytes
+            for chunk in tensor.chunks
+        }
+        for path in self.index.files:
+            if path not in used:
+                self.read(path, limit_bytes=8 + MAX_HEADER_BYTES)
 
     def record(self, path: str) -> FileRecord:
         """The manifest's word on a file that this format cannot do without."""

@@ -164,6 +164,7 @@ def _load(
 ) -> tuple[Any, int]:
     """Verify and load one checkpoint; the state, and how many bytes of shards were read."""
     opened = open_checkpoint(store, commit)
+    opened.check_unused()
     filling = match(template, opened.state, opened.rank_state(ranks.rank), opened.index, selection)
     uncovered = sorted(undefined.in_place - filling.in_place)
     if uncovered:
