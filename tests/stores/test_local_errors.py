@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -376,6 +377,48 @@ def test_an_error_after_the_name_stands_is_an_unknown_outcome_for_good(tmp_path:
         with pytest.raises(OutcomeUnknownError, match="may not survive a power cut"):
             store.put_if_absent(_COMMIT, b"x")
     assert (root / _COMMIT).read_bytes() == b"x"
+
+
+def test_a_commit_whose_name_another_threads_failed_fsync_took_is_an_unknown_outcome(tmp_path: Path) -> None:
+    class Interfering(OsCalls):
+        """Lets another thread's fsync of the folder fail, just before the commit's own."""
+
+        has_linked = False
+        fails = False
+
+        def link(self, source: str, target: str, *, dir_fd: int) -> None:
+            super().link(source, target, dir_fd=dir_fd)
+            self.has_linked = True
+
+        def open(self, path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+            fd = super().open(path, flags, mode, dir_fd=dir_fd)
+            if path == "." and self.has_linked:
+                self.has_linked, self.fails = False, True
+                other = threading.Thread(target=interfere)
+                other.start()
+                other.join(60)
+            return fd
+
+        def fsync(self, fd: int) -> None:
+            if self.fails:
+                self.fails = False
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().fsync(fd)
+
+    refused: list[StoreError] = []
+
+    def interfere() -> None:
+        try:
+            store.make_durable(_FOLDER)
+        except StoreError as error:
+            refused.append(error)
+
+    store = LocalStore(tmp_path / "run", calls=Interfering())
+    with pytest.raises(OutcomeUnknownError, match="may not survive"):
+        store.put_if_absent(_COMMIT, b"x")
+    assert len(refused) == 1
+    with pytest.raises(OutcomeUnknownError):
+        store.put_if_absent(_COMMIT, b"x")
 
 
 @pytest.mark.parametrize("code", (errno.EIO, errno.ETIMEDOUT, errno.ESTALE))

@@ -61,6 +61,14 @@ def test_nothing_is_written_through_a_link_at_an_objects_name(
     assert _content(outside) == {"secret": b"secret"}
 
 
+def test_a_commit_that_is_a_link_is_told_as_one_and_never_as_somebody_elses(
+    store: LocalStore, tmp_path: Path, outside: Path
+) -> None:
+    (tmp_path / "run" / "COMMIT").symlink_to(outside / "secret")
+    with pytest.raises(StoreError, match="COMMIT is a symbolic link"):
+        store.put_if_absent("COMMIT", b"x")
+
+
 @pytest.mark.parametrize("call", _READS)
 def test_a_folder_that_is_a_link_is_damage_on_the_way_to_an_object(
     store: LocalStore, tmp_path: Path, outside: Path, call: str

@@ -120,6 +120,30 @@ def test_no_power_cut_breaks_a_save_into_folders_that_another_process_just_made(
     assert [wrong for state in disk.crash_states() if (wrong := _wrong(state))] == []
 
 
+def test_no_power_cut_loses_a_folder_that_was_used_only_once(tmp_path: Path) -> None:
+    disk = SimDisk(tmp_path)
+    store = LocalStore(disk.folder / "run", calls=disk)
+    store.put(f"{_NEW}/data/deep/only", b"x")
+    assert store.put_if_absent(f"{_NEW}/COMMIT", b"x")
+    for state in disk.crash_states():
+        found = state.store("run").contents()
+        assert f"{_NEW}/COMMIT" not in found or found[f"{_NEW}/data/deep/only"] == b"x"
+
+
+def test_no_power_cut_loses_an_object_that_was_created_if_absent(tmp_path: Path) -> None:
+    disk = SimDisk(tmp_path)
+    store = LocalStore(disk.folder / "new" / "run", calls=disk)
+    for key in ("run.json", "launches/000001.json"):
+        assert store.put_if_absent(key, b"whole")
+        disk.promise(key)
+    # The loser was told that an object stands, and may build on it just as well.
+    assert not LocalStore(disk.folder / "new" / "run", calls=disk).put_if_absent("run.json", b"other")
+    for state in disk.crash_states():
+        found = state.store("new/run").contents()
+        assert all(found[str(key)] == b"whole" for key in state.promised)
+        assert {data for key, data in found.items() if "/." not in f"/{key}"} <= {b"whole"}
+
+
 def test_no_power_cut_during_a_removal_leaves_a_commit_without_its_files(tmp_path: Path) -> None:
     _save(LocalStore(tmp_path / "run"), _NEW)
     disk = SimDisk(tmp_path)
@@ -143,8 +167,6 @@ def test_no_power_cut_after_a_kill_during_a_removal_brings_the_commit_back(tmp_p
     """Killed between unlink and fsync: the next process finds no commit, and must not trust that."""
     _save(LocalStore(tmp_path / "run"), _NEW)
     disk = SimDisk(tmp_path)
-    folder = os.open(disk.folder, os.O_PATH)
-    os.close(folder)
     commit_folder = disk.open(str(disk.folder / "run" / _NEW), os.O_PATH)
     disk.unlink("COMMIT", dir_fd=commit_folder)
     disk.close(commit_folder)
@@ -240,14 +262,11 @@ def test_a_commit_written_at_its_final_name_is_caught(tmp_path: Path) -> None:
 
 def test_a_write_that_no_fsync_covers_is_lost_kept_or_torn_and_its_name_apart(tmp_path: Path) -> None:
     disk = SimDisk(tmp_path)
-    LocalStore(disk.folder, calls=disk).open_writer("object", length_bytes=4).write(b"abcd")
-    assert {state.files.get("object") for state in disk.crash_states()} == {
-        None,
-        b"",
-        b"ab",
-        b"\0\0cd",
-        b"abcd",
-    }
+    writer = LocalStore(disk.folder, calls=disk).open_writer("object", length_bytes=4)
+    writer.write(b"abcd")
+    found = {state.files.get("object") for state in disk.crash_states()}
+    writer.abort()
+    assert found == {None, b"", b"ab", b"\0\0cd", b"abcd"}
 
 
 def test_an_fsynced_file_still_needs_its_folders_fsync(tmp_path: Path) -> None:
@@ -314,7 +333,9 @@ def test_a_state_can_be_recovered_from_as_real_files_and_crash_again(tmp_path: P
     in_memory = state.store("run")
     assert isinstance(in_memory, MemoryStore)
     assert store.list_names(_NEW) == in_memory.list_names(_NEW)
-    assert store.read(f"{_NEW}/data/index", limit_bytes=9) == in_memory.read(f"{_NEW}/data/index", limit_bytes=9)
+    assert store.read(f"{_NEW}/data/index", limit_bytes=9) == in_memory.read(
+        f"{_NEW}/data/index", limit_bytes=9
+    )
     store.delete_tree(_NEW)
     assert {f"run/{_NEW}" in found.folders for found in again.crash_states()} == {True, False}
 

@@ -88,6 +88,7 @@ class LocalWriter:
                 self._folders.open(folder) as folder_fd,
             ):
                 self._folders.calls.unlink(name, dir_fd=folder_fd)
+            self._folders.ledger.withdraw(folder, name)
         self._is_over = True
 
     def _usable_fd(self) -> int:

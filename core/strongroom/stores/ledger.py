@@ -41,6 +41,14 @@ class NameLedger:
             if _join(folder, name) not in self._standing:
                 self._pending.setdefault(folder, {})[name] = True
 
+    def withdraw(self, folder: str, name: str) -> None:
+        """A name was removed again, and nobody counts on it."""
+        with self._lock:
+            pending = self._pending.get(folder, {})
+            pending.pop(name, None)
+            if not pending:
+                self._pending.pop(folder, None)
+
     def unsettled(self, prefix: str, *, below: bool) -> list[str]:
         """The folders to fsync so that ``prefix`` survives, deepest first.
 
