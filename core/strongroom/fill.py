@@ -9,6 +9,7 @@ are walked; any other value only names its key and is replaced by the checkpoint
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -344,13 +345,17 @@ class _Matcher:
                 f"{name} has {len(named.groups)} parameter groups here and {len(groups)} in the checkpoint"
             )
             return
-        for number, (group, mine) in enumerate(zip(groups, named.groups, strict=True)):
-            theirs = {stored_names.get(stored, stored) for stored in group["params"]}
-            if theirs != set(mine):
-                first = min(theirs ^ set(mine))
+        mine = [set(group) for group in named.groups]
+        theirs = [{stored_names.get(stored, stored) for stored in group["params"]} for group in groups]
+        if mine != theirs and all(group in theirs for group in mine):
+            # Put in order silently they would no longer fit a scheduler's list of learning rates.
+            self._different.append(f"{name} has its parameter groups in another order than in the checkpoint")
+            return
+        for number, (here, stored) in enumerate(zip(mine, theirs, strict=True)):
+            if here != stored:
+                first = sorted(here ^ stored)[0]
                 self._different.append(
-                    f"{name}: parameter group {number} holds other parameters than in the checkpoint "
-                    f"({first})"
+                    f"{name}: parameter group {number} holds other parameters than in the checkpoint ({first})"
                 )
 
     def _place_state(
@@ -501,6 +506,9 @@ class _Matcher:
     # ------------------------------------------------------------------------ documents' forms
 
     def _mapping_nodes(self, found: Node, path: Path) -> dict[Any, Node] | None:
+        if _payload(found, "module") is not None:
+            # A module's tensors may go to a dict of them, as its state_dict() is one.
+            return dict(self._module_nodes(found, path)[0] or {})
         pairs = _mapping_pairs(found)
         if pairs is None:
             return None
@@ -509,20 +517,33 @@ class _Matcher:
             nodes[self._decoder.decode(key_node, path)] = value
         return nodes
 
-    def _module_nodes(self, found: Node, path: Path) -> tuple[dict[str, Node] | None, dict[str, Any]]:
+    def _module_nodes(
+        self, found: Node, path: Path
+    ) -> tuple[dict[str, Node] | None, Mapping[str, Any] | None]:
+        """A module's values by name, and its parts' versions; None for what is not there."""
         payload = _payload(found, "module")
         if payload is None:
             # A state_dict() that was saved as plain values serves as well.
             nodes = self._mapping_nodes(found, path)
             if nodes is None or not all(isinstance(key, str) for key in nodes):
-                return None, {}
-            return nodes, {}
+                return None, None
+            return nodes, self._plain_versions(found, path)
         if type(payload) is not list or not payload or not all(map(_is_named_pair, payload[1:])):
             raise FormatError(f"{key_path(path)}: a module that is no list of versions and named values")
         versions = self._decoder.decode(payload[0], path)
         if not isinstance(versions, dict):
             raise FormatError(f"{key_path(path)}: a module whose versions are no dict")
         return dict(payload[1:]), versions
+
+    def _plain_versions(self, found: Node, path: Path) -> Mapping[str, Any] | None:
+        """The versions that torch's ``state_dict()`` carries in an attribute, where they were kept."""
+        payload = _payload(found, "ordered_dict")
+        attributes = payload[0] if type(payload) is list and payload else None
+        for pair in attributes if type(attributes) is list else ():
+            if _is_named_pair(pair) and pair[0] == "_metadata":
+                versions = self._decoder.decode(pair[1], path)
+                return versions if isinstance(versions, Mapping) else None
+        return None
 
     def _module_entry(self, stored: dict[str, Node], key: str, name: str, path: Path) -> tuple[Node, bool]:
         prefix = paths.spell(path)
@@ -633,14 +654,14 @@ def _load_module(
     module: torch.nn.Module,
     loaded: dict[str, Any],
     state_dict: Any,
-    versions: Mapping[str, Any],
+    versions: Mapping[str, Any] | None,
     where: str,
 ) -> None:
     """Hand a module its state, its hooks and extra state included; its tensors are filled already."""
-    metadata = {prefix: {"version": 1} for prefix in getattr(state_dict, "_metadata", {})}
-    metadata.update(versions)
-    full = type(state_dict)(loaded)
-    full._metadata = metadata
+    full: Any = OrderedDict((name, loaded[name]) for name in state_dict if name in loaded)
+    if versions is not None:
+        prefixes = getattr(state_dict, "_metadata", {})
+        full._metadata = {**{prefix: {"version": 1} for prefix in prefixes}, **versions}
     try:
         module.load_state_dict(full, strict=len(loaded) == len(state_dict))
     except RuntimeError as error:

@@ -160,9 +160,17 @@ def load_named_state(
     optimizer.load_state_dict(stored.numbered(named.numbers))
     for name, values in stored.state.items():
         loaded = optimizer.state.get(named.parameters[name])
-        if not isinstance(values, dict) or not isinstance(loaded, dict):
-            continue
-        for key, value in values.items():
-            now = loaded.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
-                loaded[key] = value.to(device=now.device)
+        if isinstance(values, dict) and isinstance(loaded, dict):
+            for key in values.keys() & loaded.keys():
+                loaded[key] = _in_stored_dtype(values[key], loaded[key])
+
+
+def _in_stored_dtype(stored: Any, loaded: Any) -> Any:
+    """What was loaded, where it was loaded to, with every tensor in the dtype that it was stored in."""
+    if isinstance(stored, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if stored.dtype == loaded.dtype else stored.to(device=loaded.device)
+    if type(stored) is dict and type(loaded) is dict and stored.keys() == loaded.keys():
+        return {key: _in_stored_dtype(stored[key], item) for key, item in loaded.items()}
+    if type(stored) in (list, tuple) and type(loaded) is type(stored) and len(stored) == len(loaded):
+        return type(stored)(map(_in_stored_dtype, stored, loaded))
+    return loaded

@@ -126,6 +126,8 @@ class _Capture:
 
     def _module(self, module: torch.nn.Module, path: Path) -> Node:
         state_dict = module.state_dict()
+        if not all(isinstance(name, str) for name in state_dict):
+            raise StateEncodingError(key_path(path), "its state_dict() does not go by names (strings)")
         # Versions tell a later release of a module how to read an older state; 1 goes without saying.
         versions = {
             prefix: dict(metadata)
