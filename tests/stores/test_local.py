@@ -235,6 +235,24 @@ def test_a_buffer_is_handed_to_the_system_as_it_is(tmp_path: Path) -> None:
     assert given[0].obj is block
 
 
+def test_a_long_object_is_handed_to_the_disk_while_it_is_written(tmp_path: Path) -> None:
+    """Every byte but the last few is on its way before `finish`, once, in order."""
+    begun: list[tuple[int, int]] = []
+
+    class Watching(OsCalls):
+        def start_writeback(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+            begun.append((offset_bytes, length_bytes))
+            super().start_writeback(fd, offset_bytes, length_bytes)
+
+    block = bytes(3 * 2**20)
+    with LocalStore(tmp_path, calls=Watching()).open_writer("object", length_bytes=30 * 2**20) as writer:
+        for _ in range(10):
+            writer.write(block)
+        writer.finish()
+    assert begun == [(0, 9 * 2**20), (9 * 2**20, 9 * 2**20), (18 * 2**20, 9 * 2**20)]
+    assert (tmp_path / "object").stat().st_size == 30 * 2**20
+
+
 # Several processes
 
 _RACER = """

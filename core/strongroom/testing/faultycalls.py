@@ -77,6 +77,10 @@ class FaultyCalls(OsCalls):
     def pread_into(self, fd: int, buffer: memoryview, offset_bytes: int) -> int:
         return self._call("pread_into", fd, lambda: self._inner.pread_into(fd, buffer, offset_bytes))
 
+    def start_writeback(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+        # A hint cannot fail, so it does not count.
+        self._inner.start_writeback(fd, offset_bytes, length_bytes)
+
     def fsync(self, fd: int) -> None:
         self._call("fsync", fd, lambda: self._inner.fsync(fd))
 

@@ -302,6 +302,10 @@ class SimDisk(OsCalls):
             self._offsets[fd] += count
             return count
 
+    def start_writeback(self, fd: int, offset_bytes: int, length_bytes: int) -> None:
+        # A hint makes nothing safe: to the model it never happened.
+        pass
+
     def fsync(self, fd: int) -> None:
         # The real disk is not asked: what it holds does not matter here, and waiting is slow.
         with self._lock:
