@@ -27,7 +27,7 @@ __all__ = ["LocalReader", "LocalWriter", "bytes_of", "fsync_file", "refuse_no_fi
 _WRITEBACK_BYTES: Final = 8 << 20
 """How much is gathered before the kernel is asked to begin writing it out, so that the disk works
 while the next blocks are hashed and `LocalWriter.finish` waits for little: a third less for 256 MiB on
-an NVMe disk than with fsync alone."""
+a virtual disk than with fsync alone."""
 
 
 class LocalWriter:
