@@ -6,6 +6,7 @@ once, so what was read stays true while the store says that the object has not c
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -121,6 +122,7 @@ class Catalog:
         self._store = store
         self._commits: dict[CheckpointName, tuple[str, Commit]] = {}
         self._launches: dict[int, Launch] = {}
+        self._lock = threading.Lock()
 
     def history(self) -> History:
         """The root as it is now.
@@ -130,6 +132,11 @@ class Catalog:
             UnsupportedFormatError: a document is whole and of another format.
             StoreError: the store could not be asked.
         """
+        # Retention looks from the background while the training thread lists.
+        with self._lock:
+            return self._history()
+
+    def _history(self) -> History:
         names = [CheckpointName.parse(name) for name in self._store.list_names("") if name.endswith("/")]
         commits: dict[CheckpointName, Commit] = {}
         damaged: dict[CheckpointName, str] = {}
@@ -149,8 +156,7 @@ class Catalog:
         if run is None and (commits or damaged):
             raise IntegrityError(
                 f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it "
-                "back "
-                f"from another copy of this run"
+                "back from another copy of this run"
             )
         for name, commit in list(commits.items()):
             if run is not None and commit.run != run.run:

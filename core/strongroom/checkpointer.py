@@ -12,14 +12,14 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from strongroom import parallel, retention, sweep
 from strongroom import restore as restoring
-from strongroom import retention, sweep
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import (
     SYSTEM_CLOCK,
@@ -218,7 +218,6 @@ class Checkpointer:
         self._in_flight: _InFlight | None = None
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
-        self._pool: ThreadPoolExecutor | None = None
         self._is_closed = False
         # The background thread writes these; the lock keeps a failure and its count together.
         self._lock = threading.Lock()
@@ -298,9 +297,7 @@ class Checkpointer:
             )
         )
         handle = SaveHandle(step, Future())
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strongroom")
-        job = self._pool.submit(self._write, attempt, staged, extras, handle)
+        job = parallel.start(lambda: self._write(attempt, staged, extras, handle), name="strongroom-save")
         self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
         self._last = handle
         return handle
@@ -312,8 +309,7 @@ class Checkpointer:
         if self._run_id is not None and run.run != self._run_id:
             raise ConfigError(
                 f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
-                "run needs "
-                f"a root of its own"
+                "run needs a root of its own"
             )
         history = self._catalog.history()
         launch = claim_launch(
@@ -334,8 +330,7 @@ class Checkpointer:
         if newest is not None and step < newest.step:
             raise ConfigError(
                 f"step {step} is lower than step {newest.step}, which this run has reached: it would never "
-                "be the "
-                f"newest. To go back, restore(step=...) first: the next save then begins a new line"
+                "be the newest. To go back, restore(step=...) first: the next save then begins a new line"
             )
 
     def _write(self, attempt: Attempt, staged: StagedSave, extras: Provenance, handle: SaveHandle) -> None:
@@ -374,9 +369,8 @@ class Checkpointer:
         else:
             kept = f"step {self._newest.step}" if self._newest else "what was committed before"
             told = SaveError(
-                f"the save of step {step} failed in the background: {str(error) or type(error).__name__}. It "
-                "was not "
-                f"committed; {kept} is untouched"
+                f"the save of step {step} failed in the background: {str(error) or type(error).__name__}. "
+                f"It was not committed; {kept} is untouched"
             )
             told.__cause__ = error
         with self._lock:
@@ -508,7 +502,7 @@ class Checkpointer:
         if self._is_closed:
             return
         self._join(timeout_s)
-        self._shut()
+        self._is_closed = True
         self._raise_undelivered()
 
     def __enter__(self) -> Self:
@@ -529,12 +523,7 @@ class Checkpointer:
             self._join(min(_DRAIN_S, self._timeout_s))
         except StrongroomError as late:
             _LOG.warning("leaving with %s pending: %s", type(error).__name__, late)
-        self._shut()
-
-    def _shut(self) -> None:
         self._is_closed = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
 
     def _join(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight; says nothing of how it ended."""
@@ -549,8 +538,7 @@ class Checkpointer:
             raise WaitTimeoutError(
                 f"the save of step {flight.name.step} is still under way after {wait_s:.0f} s: "
                 f"{self._store.uri} does not answer in time. It goes on in the background and does not "
-                "commit "
-                f"after its deadline of {flight.deadline.timeout_s:g} s"
+                f"commit after its deadline of {flight.deadline.timeout_s:g} s"
             ) from None
         self._in_flight = None
 

@@ -97,8 +97,7 @@ def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> P
     except ImportError as error:
         raise ConfigError(
             f"the policy {os.fspath(source)!r} needs the package strongroom_security, which cannot be "
-            "imported "
-            f"({error}); install the whole of strongroom"
+            f"imported ({error}); install the whole of strongroom"
         ) from error
     policy: Policy = package.SecurityPolicy.load(source)
     return policy

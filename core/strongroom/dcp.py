@@ -16,8 +16,8 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
@@ -51,8 +51,9 @@ from strongroom.index import TensorRecord, encode_index
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import OpenedCheckpoint, encode_document, open_checkpoint
+from strongroom.parallel import run_all
 from strongroom.saving import default_workers, producer
-from strongroom.shards import ShardLayout, binding, lay_out
+from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 from strongroom.values import Encoder, Node
@@ -151,8 +152,7 @@ class StrongroomWriter(StorageWriter):
         if before is not None and step < before.step:
             raise ConfigError(
                 f"step {step} is lower than step {before.step}, from which this writer goes on: it would "
-                "never "
-                f"be the newest; StrongroomWriter(root, parent=STEP) goes back to an older one"
+                "never be the newest; StrongroomWriter(root, parent=STEP) goes back to an older one"
             )
         name = CheckpointName(launch=launch.launch, step=step, attempt=self._draw(ATTEMPT_HEX_DIGITS // 2))
         tickets = [
@@ -278,13 +278,12 @@ class StrongroomWriter(StorageWriter):
                     tensor = planner.resolve_data(by_place[spec.tensor, spec.offsets])
                 yield _bytes_of(tensor, spec.entry)
 
-        with ThreadPoolExecutor(max_workers=max(1, len(shards)), thread_name_prefix="shard") as pool:
-            files = list(
-                pool.map(
-                    lambda shard: attempt.write(shard.path, pieces(shard), length_bytes=shard.size_bytes),
-                    shards,
-                )
-            )
+        def write(shard: ShardLayout) -> WrittenFile:
+            return attempt.write(shard.path, pieces(shard), length_bytes=shard.size_bytes)
+
+        files = run_all(
+            [partial(write, shard) for shard in shards], workers=len(shards), name="strongroom-shard"
+        )
         if ticket.rank != 0:
             # The coordinator makes names durable when it commits; these were made by this process.
             attempt.make_durable()
@@ -480,8 +479,7 @@ def _encode(planner: SavePlanner, item: WriteItem) -> Node:
     if lookup is None:
         raise ConfigError(
             f"{item.index.fqn!r} is no tensor, and {type(planner).__name__} would pickle it; use a planner "
-            "with "
-            f"lookup_object, such as DefaultSavePlanner"
+            "with lookup_object, such as DefaultSavePlanner"
         )
     return Encoder().encode(lookup(item.index), (item.index.fqn,))
 

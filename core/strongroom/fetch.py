@@ -15,7 +15,6 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +29,7 @@ from strongroom.dtypes import DTYPE_BYTES, torch_dtype
 from strongroom.errors import IntegrityError, ObjectNotFoundError
 from strongroom.index import Chunk, TensorRecord
 from strongroom.opened import ADVICE, OpenedCheckpoint
+from strongroom.parallel import run_all
 from strongroom.plan import chunk_number
 from strongroom.shards import check_binding
 from strongroom.stores.base import ObjectReader
@@ -96,8 +96,7 @@ def fetch(
         for path, file_extents in extents.items()
         for runs in _split(opened.manifest.algorithm, sorted(file_extents, key=lambda extent: extent.start))
     ]
-    with ThreadPoolExecutor(max_workers=max(1, min(workers, len(tasks))), thread_name_prefix="fetch") as pool:
-        read_bytes = sum(pool.map(_Task.run, tasks))
+    read_bytes = sum(run_all([task.run for task in tasks], workers=workers, name="strongroom-fetch"))
     with torch.no_grad():
         for read in scattered:
             touched.add(read.owner)

@@ -200,8 +200,7 @@ def encode_document(kind: str, run: str, name: CheckpointName, members: dict[str
     if len(data) > DOCUMENT_BOUNDS.length_bytes:
         raise FormatError(
             f"the {kind} document of {name} has {len(data)} bytes; at most {DOCUMENT_BOUNDS.length_bytes} "
-            "are "
-            f"read back. Keep large data in tensors or arrays, which are stored apart"
+            "are read back. Keep large data in tensors or arrays, which are stored apart"
         )
     return data
 
@@ -220,8 +219,7 @@ def decode_document(data: bytes, kind: str, run: str, name: CheckpointName, what
         if value.get(member) != expected:
             raise IntegrityError(
                 f"{what} says {member} {value.get(member)!r:.80} where {expected!r} was expected; it "
-                "belongs to "
-                f"another checkpoint"
+                "belongs to another checkpoint"
             )
     expected_members = {"state": {"document"}, "rank_state": {"rank", "values"}}.get(
         kind, {"provenance", "metrics", "tags", "producer"}

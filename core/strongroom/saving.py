@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,9 +18,10 @@ from strongroom.errors import ConfigError
 from strongroom.index import encode_index
 from strongroom.manifest import FileRecord
 from strongroom.opened import encode_document
+from strongroom.parallel import run_all
 from strongroom.plan import SavePlanning, build_index, plan_save
 from strongroom.ranks import Ranks
-from strongroom.shards import ChunkSpec, binding
+from strongroom.shards import ChunkSpec, WrittenFile, binding
 from strongroom.stage import Stage, StagedShard
 from strongroom.transaction import Attempt, Committed
 from strongroom.tree import Captured
@@ -155,17 +156,11 @@ def write_checkpoint(
     """
     bound = binding(attempt.run, attempt.name)
     records: list[FileRecord] = []
-    with ThreadPoolExecutor(
-        max_workers=max(1, min(workers, len(staged.shards))), thread_name_prefix="shard"
-    ) as pool:
-        written = list(
-            pool.map(
-                lambda shard: attempt.write(
-                    shard.layout.path, shard.pieces(bound), length_bytes=shard.layout.size_bytes
-                ),
-                staged.shards,
-            )
-        )
+    written = run_all(
+        [partial(_write_shard, attempt, shard, bound) for shard in staged.shards],
+        workers=workers,
+        name="strongroom-shard",
+    )
     records.extend(file.record for file in written)
     index = build_index(
         staged.planning.metadata,
@@ -192,6 +187,10 @@ def write_checkpoint(
     for path, data in documents.items():
         records.append(attempt.write_whole(path, data).record)
     return attempt.commit(records)
+
+
+def _write_shard(attempt: Attempt, shard: StagedShard, bound: Mapping[str, str]) -> WrittenFile:
+    return attempt.write(shard.layout.path, shard.pieces(bound), length_bytes=shard.layout.size_bytes)
 
 
 def _document(attempt: Attempt, kind: str, members: dict[str, Json]) -> bytes:

@@ -72,8 +72,7 @@ class Deadline:
         if self.left_s <= 0:
             raise DeadlineExceededError(
                 f"the save was {doing} when its deadline of {self.timeout_s:g} s passed, so it does not "
-                "commit; "
-                f"a larger timeout_s gives a slow store more time"
+                "commit; a larger timeout_s gives a slow store more time"
             )
 
 
@@ -108,8 +107,7 @@ def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> R
         if store.put_if_absent(layout.RUN, run.encode()):
             raise ConfigError(
                 f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers "
-                "could "
-                f"both commit; use a store that honours If-None-Match, or a file system"
+                "could both commit; use a store that honours If-None-Match, or a file system"
             )
         return run
     return Run.decode(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes), layout.RUN)
@@ -238,7 +236,7 @@ class Attempt:
             return
         try:
             self._store.delete_tree(self.name.folder)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - a store of someone else's; the save's own error matters
             _LOG.debug("the remains of %s stay until garbage collection: %s", self.name, error)
 
     def _check_is_ours(self, commit: Commit) -> None:
@@ -246,8 +244,7 @@ class Attempt:
         if stored != commit.encode():
             raise SaveError(
                 f"{self.name.commit_key} exists and is not this save's: {self._store.uri} is written by "
-                "something "
-                f"that is not Strongroom; remove that folder by hand"
+                "something that is not Strongroom; remove that folder by hand"
             )
 
 

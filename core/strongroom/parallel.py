@@ -1,0 +1,68 @@
+"""Running a few tasks at once, also while the interpreter is ending.
+
+`concurrent.futures` takes no more work once the main thread has ended, which is when the last
+save of a script that never called ``close`` is still being written. Plain threads do, and the
+interpreter waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+__all__ = ["run_all", "start"]
+
+_T = TypeVar("_T")
+
+
+def start(task: Callable[[], _T], *, name: str) -> Future[_T]:
+    """Run a task on a thread of its own, for which the interpreter waits before it ends."""
+    future: Future[_T] = Future()
+    threading.Thread(target=_settle, args=(task, future), name=name, daemon=False).start()
+    return future
+
+
+def run_all(tasks: Sequence[Callable[[], _T]], *, workers: int, name: str) -> list[_T]:
+    """Run tasks on up to ``workers`` threads; return their results in the order of the tasks.
+
+    When one fails, none is begun any more; the error is raised once those under way have ended,
+    so that nothing of them goes on behind the caller's back.
+    """
+    if len(tasks) <= 1 or workers <= 1:
+        return [task() for task in tasks]
+    results: list[Future[_T]] = [Future() for _ in tasks]
+    waiting = iter(list(zip(tasks, results, strict=True)))
+    lock = threading.Lock()
+    has_failed = threading.Event()
+
+    def work() -> None:
+        while not has_failed.is_set():
+            with lock:
+                pair = next(waiting, None)
+            if pair is None:
+                return
+            _settle(*pair)
+            if pair[1].exception() is not None:
+                has_failed.set()
+
+    threads = [
+        threading.Thread(target=work, name=f"{name}-{number}", daemon=False)
+        for number in range(min(workers, len(tasks)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if result.done():
+            result.result()
+    return [result.result() for result in results]
+
+
+def _settle(task: Callable[[], _T], future: Future[_T]) -> None:
+    try:
+        future.set_result(task())
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever asks the future
+        future.set_exception(error)
