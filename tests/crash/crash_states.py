@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from strongroom import Checkpointer
-from strongroom.catalog import Catalog, Checkpoint
+from strongroom.catalog import Catalog
 from strongroom.config import Clock
 from strongroom.layout import COMMIT, DATA, MANIFEST
 from strongroom.opened import open_checkpoint
 from strongroom.stores.base import Store
-from strongroom.stores.local import LocalStore
-from strongroom.stores.memory import MemoryStore
 
 __all__ = [
     "TestClock",

@@ -7,6 +7,7 @@ as one that lasts. After each, a new process looks at what is left.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +25,7 @@ from crash_states import (
 from strongroom import Checkpointer, KeepLast
 from strongroom.errors import OutcomeUnknownError, SaveError, StoreError, StrongroomError
 from strongroom.layout import COMMIT, DATA
+from strongroom.restore import Restored
 from strongroom.stores.memory import MemoryStore
 from strongroom.testing import Fault, FaultyStore, every_fault
 
@@ -91,7 +93,7 @@ def _is_explained(error: StrongroomError, store: FaultyStore) -> bool:
     return False
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("lasting", (False, True), ids=["once", "lasting"])
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.name.lower())
 class TestAFaultAnywhereInASave:
     def test_leaves_the_old_checkpoints_or_those_and_the_new_one(
@@ -154,7 +156,7 @@ class TestAFaultAnywhereInASave:
             assert_newest_is(store.inner, 9)
 
 
-@pytest.mark.parametrize("next_call", ["save", "close"])
+@pytest.mark.parametrize("next_call", ("save", "close"))
 def test_a_fault_in_a_save_is_raised_by_the_very_next_call(old: World, next_call: str) -> None:
     for store in every_fault(old.store, faults=[Fault.REFUSED], lasting=[False]):
         error = _live(old.begin(store, seed=100), 3, next_call)
@@ -171,10 +173,8 @@ def test_the_process_that_met_one_fault_goes_on_saving(old: World, fault: Fault)
             checkpointer.restore()
         except StoreError:
             checkpointer.restore()
-        try:
+        with contextlib.suppress(StoreError, SaveError):
             checkpointer.save(3, state_at(3)).result()
-        except (StoreError, SaveError):
-            pass
         checkpointer._join()
         if not store.reached:
             break
@@ -203,26 +203,32 @@ def test_an_uncommitted_folder_is_left_alone_until_twice_its_deadline(old: World
 # Restore
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.TIMED_OUT, Fault.DENIED, Fault.ANSWER_LOST])
+def _try_to_restore(reader: Checkpointer) -> Restored | StoreError | None:
+    try:
+        return reader.restore()
+    except StoreError as error:
+        return error
+
+
+@pytest.mark.parametrize("lasting", (False, True), ids=["once", "lasting"])
+@pytest.mark.parametrize("fault", (Fault.REFUSED, Fault.TIMED_OUT, Fault.DENIED, Fault.ANSWER_LOST))
 def test_a_fault_anywhere_in_a_restore_is_told_and_never_falls_back(
     old: World, fault: Fault, lasting: bool
 ) -> None:
     refused = 0
     for store in every_fault(old.store, faults=[fault], lasting=[lasting]):
         reader = old.begin(store, seed=100)
-        try:
-            restored = reader.restore()
-        except StoreError as error:
-            assert _is_explained(error, store)
+        found = _try_to_restore(reader)
+        if isinstance(found, StoreError):
+            assert _is_explained(found, store)
             refused += 1
             if lasting:
                 continue
             # The same reader, once the store answers.
-            restored = reader.restore()
-        assert restored is not None
-        assert (restored.step, restored.skipped) == (2, ())
-        assert_is_state_at(restored.state, 2)
+            found = reader.restore()
+        assert isinstance(found, Restored)
+        assert (found.step, found.skipped) == (2, ())
+        assert_is_state_at(found.state, 2)
     assert refused >= 10
 
 
