@@ -10,7 +10,7 @@ are walked; any other value only names its key and is replaced by the checkpoint
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -34,7 +34,7 @@ __all__ = ["Filling", "Selection", "difference", "match"]
 _MODULES, _OPTIMIZERS, _REST = range(3)
 """The order in which objects are loaded: an optimizer may look at its parameters."""
 
-_SEQUENCES: Final = {"tuple": tuple, "list": list}
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class Selection:
     Attributes:
         strict: whether a name that only one side has is an error. A shape or dtype that
             differs always is.
-        only: patterns (``*``, ``?``, ``[...]``) of tensor names; the rest of the caller's
-            state stays as it is, and unmatched plain values too.
+        only: patterns (``*``, ``?``, ``[...]``) of names in the caller's state; one that fits a
+            container, module or optimizer stands for all that is in it. The rest stays as it is.
         rename: the caller's name or prefix -> the checkpoint's, for moved parameters.
     """
 
@@ -53,8 +53,13 @@ class Selection:
     only: tuple[str, ...] | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
 
-    def wants(self, name: str) -> bool:
-        return self.only is None or any(fnmatchcase(name, pattern) for pattern in self.only)
+    def fitting(self, name: str) -> list[str]:
+        """The patterns of ``only`` that a name, or something that it lies in, fits."""
+        return [
+            pattern
+            for pattern in self.only or ()
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        ]
 
     def stored_name(self, name: str) -> str:
         """What the caller's name is called in the checkpoint: by the longest prefix that fits."""
@@ -150,6 +155,7 @@ class _Matcher:
         self._missing: list[str] = []
         self._unexpected: list[str] = []
         self._different: list[str] = []
+        self._unused_patterns = set(selection.only or ())
         self._memory: dict[Any, TensorRecord] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._decoder = Decoder(
@@ -177,11 +183,17 @@ class _Matcher:
             return self._visit_generator(template, found, path)
         if is_stateful(template):
             return self._visit_stateful(template, found, path)
-        if isinstance(template, Mapping) and _holds_fillable(template):
+        if isinstance(template, Mapping) and self._is_walked(template, path):
             return self._visit_mapping(template, found, path)
         if type(template) in (list, tuple) and _holds_fillable(template):
             return self._visit_sequence(template, found, path)
         return self._visit_plain(template, found, path)
+
+    def _is_walked(self, template: Mapping[Any, Any], path: Path) -> bool:
+        if not path or not template:
+            return bool(template)
+        is_part_wanted = self._selection.only is not None and not self._wants(paths.spell(path))
+        return is_part_wanted or _holds_fillable(template)
 
     def _visit_mapping(self, template: Mapping[Any, Any], found: Node, path: Path) -> Build:
         stored = self._mapping_nodes(found, path)
@@ -190,11 +202,11 @@ class _Matcher:
         builds: dict[Any, Build] = {}
         for key, value in template.items():
             own_path = (*path, key)
-            stored_key = self._renamed_key(key, own_path, stored)
+            stored_key = self._stored_key(stored, key, path, lambda element: (element,))
             if stored_key in stored:
                 builds[key] = self.visit(value, stored.pop(stored_key), own_path)
             else:
-                self._miss(own_path, value)
+                self._miss(own_path)
                 builds[key] = lambda value=value: value  # type: ignore[misc]
         if not self._selection.rename and self._selection.only is None:
             self._unexpected.extend(paths.spell((*path, key)) for key in stored)
@@ -215,13 +227,15 @@ class _Matcher:
         return lambda: make(build() for build in builds)
 
     def _visit_plain(self, template: Any, found: Node, path: Path) -> Build:
-        if self._selection.only is not None and not self._selection.wants(paths.spell(path)) and path:
+        if path and not self._wants(paths.spell(path)):
             return lambda: template
         self._allocate(found, path)
         return lambda: self._decoder.decode(found, path)
 
     def _visit_tensor(self, template: torch.Tensor, found: Node, path: Path) -> Build:
         name = paths.spell(path)
+        if not self._wants(name):
+            return lambda: template
         stored = _payload(found, "tensor")
         if stored is None:
             return self._differs(template, path, "is a tensor here and something else in the checkpoint")
@@ -229,24 +243,25 @@ class _Matcher:
         return lambda: template
 
     def _visit_generator(self, template: torch.Generator, found: Node, path: Path) -> Build:
+        if not self._wants(paths.spell(path)):
+            return lambda: template
         payload = _payload(found, "generator")
         if payload is None:
             return self._differs(
                 template, path, "is a torch.Generator here and something else in the checkpoint"
             )
         self._allocate(found, path)
-        if self._selection.wants(paths.spell(path)):
-            self._later(
-                _REST,
-                lambda: self._generator_state(payload, path),
-                lambda state: _set_generator(template, state),
-            )
+        self._later(
+            _REST,
+            lambda: self._generator_state(payload, path),
+            lambda state: _set_generator(template, state),
+        )
         return lambda: template
 
     def _visit_stateful(self, template: Any, found: Node, path: Path) -> Build:
         payload = _payload(found, "stateful")
         node = found if payload is None else payload
-        if self._selection.wants(paths.spell(path)):
+        if self._wants(paths.spell(path)):
             self._allocate(node, path)
             self._later(_REST, lambda: self._decoder.decode(node, path), template.load_state_dict)
         return lambda: template
@@ -261,10 +276,11 @@ class _Matcher:
         for key, value in state_dict.items():
             own_path = (*path, *paths.from_dotted(key))
             name = paths.spell(own_path)
-            node, was_found = self._module_entry(stored, key, name, path)
-            if not self._selection.wants(name):
+            stored_key = self._stored_key(stored, key, path, paths.from_dotted)
+            node = stored.pop(stored_key, _ABSENT)
+            if not self._wants(name):
                 continue
-            if not was_found:
+            if node is _ABSENT:
                 self._missing.append(name)
             elif isinstance(value, torch.Tensor) and not key.endswith("_extra_state"):
                 stored_name = _payload(node, "tensor")
@@ -291,12 +307,11 @@ class _Matcher:
         return lambda: module
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, found: Node, path: Path) -> Build:
+        if not self._wants(paths.spell(path)):
+            return lambda: optimizer
         payload = _payload(found, "optimizer")
         if payload is None:
-            # A state dict that was saved as plain values: torch's own form, which it takes.
-            return self._visit_stateful(optimizer, found, path)
-        if not self._selection.wants(paths.spell(path)):
-            return lambda: optimizer
+            return self._visit_optimizer_of_plain_values(optimizer, found, path)
         groups_node, state_pairs, other_node, extra_node = _four(payload, path)
         named = NamedParameters.of(optimizer, self._parameters)
         stored_names = {self._selection.stored_name(name): name for name in named.parameters}
@@ -332,6 +347,22 @@ class _Matcher:
         self._later(_OPTIMIZERS, decode, lambda state: optim.load_named_state(optimizer, state, named))
         return lambda: optimizer
 
+    def _visit_optimizer_of_plain_values(
+        self, optimizer: torch.optim.Optimizer, found: Node, path: Path
+    ) -> Build:
+        """A state dict that was saved as a value: torch's own form, which the optimizer takes."""
+        nodes = self._mapping_nodes(found, path) or {}
+        if "state" not in nodes or "param_groups" not in nodes:
+            return self._differs(optimizer, path, "is an optimizer here and something else in the checkpoint")
+        groups = self._decode_groups(nodes["param_groups"], path)
+        here = [len(group["params"]) for group in optimizer.param_groups]
+        stored = [len(group["params"]) for group in groups]
+        if here != stored:
+            return self._differs(
+                optimizer, path, f"has groups of {here} parameters here and of {stored} in the checkpoint"
+            )
+        return self._visit_stateful(optimizer, found, path)
+
     def _match_groups(
         self,
         groups: list[dict[str, Any]],
@@ -353,9 +384,10 @@ class _Matcher:
             return
         for number, (here, stored) in enumerate(zip(mine, theirs, strict=True)):
             if here != stored:
-                first = sorted(here ^ stored)[0]
+                first = min(here ^ stored)
                 self._different.append(
-                    f"{name}: parameter group {number} holds other parameters than in the checkpoint ({first})"
+                    f"{name}: parameter group {number} holds other parameters here than in the "
+                    f"checkpoint ({first})"
                 )
 
     def _place_state(
@@ -379,7 +411,7 @@ class _Matcher:
 
     def _fill(self, name: str, target: torch.Tensor, stored: Any, path: Path) -> bool:
         """Plan to fill the caller's tensor; say whether it will be."""
-        if not self._selection.wants(name):
+        if not self._wants(name):
             return False
         record = self._record(stored, path)
         local = target.detach()
@@ -545,27 +577,35 @@ class _Matcher:
                 return versions if isinstance(versions, Mapping) else None
         return None
 
-    def _module_entry(self, stored: dict[str, Node], key: str, name: str, path: Path) -> tuple[Node, bool]:
-        prefix = paths.spell(path)
-        wanted = self._selection.stored_name(name)
-        if wanted != name and wanted.startswith(f"{prefix}."):
-            key = wanted[len(prefix) + 1 :]
-        return (stored.pop(key), True) if key in stored else (None, False)
+    def _stored_key(self, keys: Iterable[Any], key: Any, path: Path, split: Callable[[Any], Path]) -> Any:
+        """What the checkpoint calls ``key`` of the container at ``path``, by the rename map.
 
-    def _renamed_key(self, key: Any, path: Path, stored: Mapping[Any, Node]) -> Any:
-        name = paths.spell(path)
+        Args:
+            keys: the checkpoint's keys there.
+            split: a key to the path elements that it stands for.
+        """
+        name = paths.spell((*path, *split(key)))
         wanted = self._selection.stored_name(name)
         if wanted == name:
             return key
-        return next((other for other in stored if paths.spell((*path[:-1], other)) == wanted), key)
+        # The container itself may have been renamed, too.
+        above = f"{self._selection.stored_name(paths.spell(path))}." if path else ""
+        return next((other for other in keys if f"{above}{paths.spell(split(other))}" == wanted), key)
 
     # ---------------------------------------------------------------------------------- verdict
 
     def _later(self, order: int, decode: Callable[[], Any], apply: Callable[[Any], None]) -> None:
         self.filling._loads.append(_Load(order, decode, apply))
 
-    def _miss(self, path: Path, template: Any) -> None:
-        if self._selection.wants(paths.spell(path)):
+    def _wants(self, name: str) -> bool:
+        if self._selection.only is None:
+            return True
+        fitting = self._selection.fitting(name)
+        self._unused_patterns.difference_update(fitting)
+        return bool(fitting)
+
+    def _miss(self, path: Path) -> None:
+        if self._wants(paths.spell(path)):
             self._missing.append(paths.spell(path))
 
     def _differs(self, template: Any, path: Path, problem: str) -> Build:
@@ -574,12 +614,13 @@ class _Matcher:
 
     def check(self) -> None:
         is_relaxed = not self._selection.strict
-        missing = () if is_relaxed else tuple(self._missing)
+        nowhere = [f"anything that fits only={pattern!r}" for pattern in sorted(self._unused_patterns)]
+        missing = () if is_relaxed else (*self._missing, *nowhere)
         unexpected = () if is_relaxed else tuple(self._unexpected)
         if not (missing or unexpected or self._different):
             return
         parts = [
-            *_listed("missing in the checkpoint", missing),
+            *_listed("missing", missing),
             *_listed("in the checkpoint and not in your state", unexpected),
             *_listed("different", self._different),
         ]

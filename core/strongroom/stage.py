@@ -97,8 +97,8 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _problem(tensor: torch.Tensor) -> str | None:
     """Why a tensor cannot be stored, or None where it can."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-        return "a parameter of a lazy module that was never called has no data; call the module once before saving"
+    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+        return "a lazy module that was never called has no data here; call it once before saving"
     # By exact type: a parameter made from a subclass, or subclassed itself, may carry more than its data.
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         from torch.distributed.tensor import DTensor

@@ -77,7 +77,8 @@ def find_modules(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.nn.M
     """
     if len(path) > MAX_DEPTH:
         raise StateEncodingError(
-            key_path(path[:8]), f"more than {MAX_DEPTH} containers within each other, or one that contains itself"
+            key_path(path[:8]),
+            f"more than {MAX_DEPTH} containers within each other, or one that contains itself",
         )
     if isinstance(value, torch.nn.Module):
         yield path, value

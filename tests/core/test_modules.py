@@ -235,7 +235,7 @@ def test_modules_stand_anywhere_in_the_state(round_trip: Any) -> None:
     assert torch.equal(fresh[1]["teacher"].weight, saved[1]["teacher"].weight)
 
 
-@pytest.mark.parametrize("kind", [dict, OrderedDict])
+@pytest.mark.parametrize("kind", (dict, OrderedDict))
 def test_a_state_dict_that_was_saved_as_a_value_restores_into_a_module(kind: Any, round_trip: Any) -> None:
     saved, fresh = trained_net(), trained_net()
     state = round_trip({"model": kind(saved.state_dict())}, {"model": fresh})

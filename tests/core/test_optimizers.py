@@ -23,11 +23,11 @@ OPTIMIZERS: dict[str, Make] = {
     "Adafactor": lambda p: optim.Adafactor(p, lr=1e-2),
     "RMSprop": lambda p: optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True),
     "LBFGS": lambda p: optim.LBFGS(p, lr=1e-1, max_iter=3, line_search_fn="strong_wolfe"),
-    "Rprop": lambda p: optim.Rprop(p),
-    "NAdam": lambda p: optim.NAdam(p),
-    "ASGD": lambda p: optim.ASGD(p),
-    "Adagrad": lambda p: optim.Adagrad(p),
-    "Adadelta": lambda p: optim.Adadelta(p),
+    "Rprop": optim.Rprop,
+    "NAdam": optim.NAdam,
+    "ASGD": optim.ASGD,
+    "Adagrad": optim.Adagrad,
+    "Adadelta": optim.Adadelta,
 }
 
 
@@ -66,7 +66,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-@pytest.mark.parametrize("fresh_has_state", [False, True], ids=["into a fresh one", "into a used one"])
+@pytest.mark.parametrize("fresh_has_state", (False, True), ids=["into a fresh one", "into a used one"])
 def test_training_goes_on_bit_for_bit(make: Make, fresh_has_state: bool, there_and_back: Any) -> None:
     model = net()
     optimizer = make(model.parameters())
@@ -130,7 +130,9 @@ def test_absent_state_stays_absent(round_trip: Any) -> None:
     model = net()
     used = optim.AdamW(model.parameters())
     train(model, used, 1)
-    round_trip({"model": model, "optimizer": optim.AdamW(model.parameters())}, {"model": model, "optimizer": used})
+    round_trip(
+        {"model": model, "optimizer": optim.AdamW(model.parameters())}, {"model": model, "optimizer": used}
+    )
     assert not used.state
 
 
@@ -179,11 +181,10 @@ def test_nested_state_of_bfloat16_parameters_is_not_rounded_either(round_trip: A
 
 
 def two_groups(model: Any, *, swapped: bool = False) -> list[dict[str, Any]]:
-    groups = [
+    return [
         {"params": list(model[0].parameters()), "lr": 1e-2},
-        {"params": list(model[2].parameters())[::-1 if swapped else 1], "lr": 1e-3, "weight_decay": 0.5},
+        {"params": list(model[2].parameters())[:: -1 if swapped else 1], "lr": 1e-3, "weight_decay": 0.5},
     ]
-    return groups
 
 
 def test_groups_keep_their_own_options(round_trip: Any) -> None:
@@ -235,8 +236,10 @@ def test_other_groups_than_in_the_checkpoint_are_a_mismatch_that_changes_nothing
     halves = [{"params": list(fresh[0].parameters())}, {"params": list(fresh[2].parameters())}]
     with pytest.raises(StateMismatchError, match=r"o has 2 parameter groups here and 1 in the checkpoint"):
         begin(memory).restore({"m": fresh, "o": optim.AdamW(halves)})
-    with pytest.raises(StateMismatchError, match=r"group 0 holds other parameters.*m\.2\.bias"):
-        begin(memory).restore({"m": fresh, "o": optim.AdamW([fresh[0].weight, fresh[0].bias, fresh[2].weight])})
+    with pytest.raises(StateMismatchError, match=r"group 0 holds other parameters.*\(m\.2\.bias\)"):
+        begin(memory).restore(
+            {"m": fresh, "o": optim.AdamW([fresh[0].weight, fresh[0].bias, fresh[2].weight])}
+        )
     assert same(weights(fresh), before)
 
 

@@ -45,7 +45,7 @@ def forget(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", CARRIED, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (0, 3), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("shape", ((), (1,), (3, 5), (0,), (0, 3), (2, 0, 4)), ids=str)
 def test_every_dtype_comes_back_bit_for_bit(
     dtype: torch.dtype, shape: tuple[int, ...], round_trip: Any, bits_of: Any
 ) -> None:
@@ -381,7 +381,13 @@ def test_an_array_of_objects_is_refused(begin: Any) -> None:
         begin(MemoryStore()).save(1, {"a": np.array([object()])})
 
 
-SCALARS = [np.float32(0.1), np.int64(-3), np.bool_(True), np.datetime64("2020-01-01T00:00:00"), np.complex64(1j)]
+SCALARS = [
+    np.float32(0.1),
+    np.int64(-3),
+    np.bool_(True),
+    np.datetime64("2020-01-01T00:00:00"),
+    np.complex64(1j),
+]
 
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=lambda scalar: type(scalar).__name__)
