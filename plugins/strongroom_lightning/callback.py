@@ -20,19 +20,17 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, KeepLast, tree
-from strongroom.errors import CheckpointNotFoundError, ConfigError, StateMismatchError, StrongroomError
-from strongroom.resume import (
-    DataPosition,
-    LastSave,
-    Moment,
-    ResumeMode,
-    RngState,
-    SaveIntervals,
-    plan_resume,
-    replay,
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    StateMismatchError,
+    StrongroomError,
 )
+from strongroom.resume import LastSave, Moment, ResumeMode, SaveIntervals, plan_resume
 from strongroom.resume.mode import check_resume_mode
 from strongroom_lightning import contents, seam
+from strongroom_lightning.data import TrainingData
 from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["StrongroomCheckpoint"]
@@ -107,16 +105,14 @@ class StrongroomCheckpoint(Checkpoint):
         self._replacements = seam.Replacements()
         self._checkpointer: Checkpointer | None = None
         self._last_trainer: weakref.ref[Trainer] | None = None
+        self._left_at: int | None = None
         self._forget()
 
     def _forget(self) -> None:
         """What belongs to one fit."""
         self._restored: dict[str, Any] | None = None
         self._is_restoring = False
-        self._pending: tuple[DataPosition, RngState] | None = None
-        self._iterator_made_from: RngState | None = None
-        self._epoch: DataPosition | None = None
-        self._batches_before: int = 0
+        self._data: TrainingData | None = None
         self._last: LastSave | None = None
 
     @property
@@ -149,14 +145,13 @@ class StrongroomCheckpoint(Checkpoint):
         replace(
             strategy, "load_optimizer_state_dict", lambda original: self._load_optimizers(trainer, original)
         )
-        replace(
-            fit_loop, "_load_combined_loader_states", lambda original: self._loaders_ready(trainer, original)
-        )
+        replace(fit_loop, "_load_combined_loader_states", self._loaders_ready)
         replace(fit_loop, "on_run_start", lambda original: self._run_start(trainer, original))
         replace(epoch_loop, "reset", self._epoch_reset)
-        replace(epoch_loop, "on_run_start", lambda original: self._epoch_start(trainer, original))
+        replace(epoch_loop, "on_run_start", self._epoch_start)
         replace(epoch_loop, "on_advance_end", lambda original: self._batch_end(trainer, original))
         replace(fit_loop, "on_advance_end", lambda original: self._epoch_end(trainer, original))
+        self._data = TrainingData(fit_loop)
         self._checkpointer = self._open(self.dirpath)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -201,14 +196,17 @@ class StrongroomCheckpoint(Checkpoint):
         return resume_start
 
     def _restore_newest(self, trainer: Trainer, checkpoint_path: Any) -> Any:
+        is_first_run = self._last_trainer is None or self._last_trainer() is not trainer
         plan = plan_resume(
             self.resume,
-            is_first_run=self._last_trainer is None or self._last_trainer() is not trainer,
+            is_first_run=is_first_run,
             steps_done=trainer.global_step,
             explicit=None if not checkpoint_path else f"ckpt_path={str(checkpoint_path)!r}",
         )
         if not plan.restore:
             rank_zero_info(f"Strongroom: nothing is restored from {self.dirpath}: {plan.reason}")
+            if not is_first_run and not checkpoint_path and self._left_at is not None:
+                self._stay_on_line(self._left_at)
             return checkpoint_path
         restored = self._writer().restore()
         if restored is None:
@@ -218,9 +216,18 @@ class StrongroomCheckpoint(Checkpoint):
         self._say_if_finished(trainer, restored.step)
         return str(CheckpointUri(root=self.dirpath, step=restored.step))
 
+    def _stay_on_line(self, step: int) -> None:
+        """Let what a further fit saves descend from what the last one saved: restore nothing of it."""
+        try:
+            self._writer().restore({"nothing": torch.zeros(0)}, step=step, strict=False, only=())
+        except (IntegrityError, CheckpointNotFoundError) as error:
+            rank_zero_warn(f"Strongroom: a new line of checkpoints begins in {self.dirpath}: {error}")
+
     def _restore_named(self, uri: CheckpointUri, is_fit: bool) -> str:
         root = uri.root or self.dirpath
-        if is_fit and os.path.realpath(root) == os.path.realpath(self.dirpath):
+        if os.path.realpath(root) == os.path.realpath(self.dirpath):
+            root = self.dirpath
+        if is_fit and root == self.dirpath:
             restored = self._writer().restore(step=uri.step)
         else:
             with self._open(root) as reader:
@@ -235,8 +242,10 @@ class StrongroomCheckpoint(Checkpoint):
             rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
         rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
         self._restored, position, rng = contents.restored_parts(restored.state, restored.step, root)
-        self._pending = (position, rng)
+        if self._data is not None:
+            self._data.resume_from(position, rng)
         self._is_restoring = True
+        self._left_at = restored.step if root == self.dirpath else None
 
     def _say_if_finished(self, trainer: Trainer, step: int) -> None:
         loops = (self._restored or {})["loops"]["fit_loop"]
@@ -294,35 +303,29 @@ class StrongroomCheckpoint(Checkpoint):
 
         return load_optimizer_state_dict
 
-    # ------------------------------------------------------------------------- the place in the data
+    # -------------------------------------------------------------------------- the fit's progress
 
-    def _loaders_ready(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
+    def _loaders_ready(self, original: Callable[[], None]) -> Callable[[], None]:
         def load_combined_loader_states() -> None:
             original()
-            # The last call before Lightning makes the first epoch's iterator.
-            self._iterator_made_from = RngState.capture(seam.loader_generators(trainer.fit_loop))
+            # Nothing but the making of the iterator follows in Lightning.
+            self._fit_data().loaders_are_ready()
 
         return load_combined_loader_states
 
     def _run_start(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
         def on_run_start() -> None:
-            original()
+            original()  # every on_train_start hook included
             tree.capture(contents.known_at_start(trainer), rank=0)
             self._last = LastSave.at(self._moment(trainer))
             self._is_restoring = False
-            # What start-up drew (hooks, iterators that are made again) is undone: from here on the run is
-            # where the checkpoint was taken, between two epochs or inside one.
-            if self._pending is not None:
-                position, rng = self._pending
-                if position.batches == 0:
-                    seam.settle(trainer.fit_loop)
-                rng.restore(seam.loader_generators(trainer.fit_loop))
+            self._fit_data().training_begins()
 
         return on_run_start
 
     def _epoch_reset(self, original: Callable[[], None]) -> Callable[[], None]:
         def reset() -> None:
-            if self._pending is None:
+            if not self._fit_data().is_resuming_inside_epoch:
                 original()
                 return
             with warnings.catch_warnings():
@@ -331,80 +334,8 @@ class StrongroomCheckpoint(Checkpoint):
 
         return reset
 
-    def _epoch_start(self, trainer: Trainer, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def on_run_start(fetcher: Any) -> None:
-            fit_loop = trainer.fit_loop
-            if seam.fetches_itself(fit_loop):
-                raise ConfigError(
-                    "a training_step that takes dataloader_iter fetches batches by itself, so that nobody "
-                    "knows where in the data it stands; take a batch instead"
-                )
-            pending, self._pending = self._pending, None
-            if pending is not None and pending[0].batches > 0:
-                self._go_on_inside_epoch(fit_loop, fetcher, original, *pending)
-            else:
-                self._begin_epoch(fit_loop, fetcher, original, is_resumed=pending is not None)
-
-        return on_run_start
-
-    def _begin_epoch(
-        self, fit_loop: Any, fetcher: Any, original: Callable[[Any], None], *, is_resumed: bool
-    ) -> None:
-        made_from, self._iterator_made_from = self._iterator_made_from, None
-        before = RngState.capture(seam.loader_generators(fit_loop))
-        iterator = fetcher.combined_loader._iterator
-        original(fetcher)
-        is_new = fetcher.combined_loader._iterator is not iterator
-        if not is_new and (is_resumed or made_from is None):
-            # The iterator that Lightning made at start-up belongs to another random state.
-            before.restore(seam.loader_generators(fit_loop))
-            iter(fetcher)
-            is_new = True
-        self._batches_before = seam.batches_taken(fit_loop)
-        fetcher.fetched = self._batches_before + len(getattr(fetcher, "batches", ()))
-        epoch = seam.epochs_done(fit_loop)
-        self._epoch = DataPosition(
-            epoch=epoch,
-            epoch_start=before if is_new else made_from,
-            first_batch=None if is_new else RngState.capture(seam.loader_generators(fit_loop)),
-            makes_workers=not is_new,
-            sampler_epoch=epoch,
-        )
-
-    def _go_on_inside_epoch(
-        self,
-        fit_loop: Any,
-        fetcher: Any,
-        original: Callable[[Any], None],
-        position: DataPosition,
-        rng: RngState,
-    ) -> None:
-        original(fetcher)
-        self._iterator_made_from = None
-        combined = fetcher.combined_loader
-
-        def make_iterator() -> Any:
-            if position.makes_workers:
-                combined.reset()
-            if position.loader_states:
-                combined._load_state_dicts(list(position.loader_states))
-            return iter(fetcher)
-
-        started = time.monotonic()
-        notes = replay(position, rng, make_iterator, generators=seam.loader_generators(fit_loop))
-        for note in notes:
-            rank_zero_warn(f"Strongroom: the resumed run may differ from an uninterrupted one: {note}")
-        rank_zero_info(
-            f"Strongroom: back at batch {position.batches} of epoch {position.epoch} "
-            f"after {time.monotonic() - started:.1f} s of reading"
-        )
-        taken = seam.batches_taken(fit_loop)
-        fetcher.fetched = taken  # what the fetcher counted while batches were taken again
-        self._batches_before = taken - position.batches
-        self._epoch = position.after(0)
-        seam.settle(fit_loop)
-
-    # ----------------------------------------------------------------------------------------- saving
+    def _epoch_start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda fetcher: self._fit_data().epoch_begins(fetcher, original)
 
     def _batch_end(self, trainer: Trainer, original: Callable[..., None]) -> Callable[..., None]:
         def on_advance_end(*args: Any) -> None:
@@ -421,12 +352,18 @@ class StrongroomCheckpoint(Checkpoint):
     def _epoch_end(self, trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
         def on_advance_end() -> None:
             original()
-            moment = self._moment(trainer, is_epoch_end=True, is_run_end=seam.is_run_over(trainer))
-            self._epoch = DataPosition(epoch=moment.epochs_done)
-            self._batches_before = seam.batches_taken(trainer.fit_loop)
-            self._save_if_due(trainer, moment)
+            self._fit_data().epoch_is_over()
+            is_over = seam.is_run_over(trainer)
+            self._save_if_due(trainer, self._moment(trainer, is_epoch_end=True, is_run_end=is_over))
 
         return on_advance_end
+
+    def _fit_data(self) -> TrainingData:
+        if self._data is None:
+            raise ConfigError("StrongroomCheckpoint works inside trainer.fit() alone")
+        return self._data
+
+    # ----------------------------------------------------------------------------------------- saving
 
     def _moment(self, trainer: Trainer, *, is_epoch_end: bool = False, is_run_end: bool = False) -> Moment:
         return Moment(
@@ -438,31 +375,22 @@ class StrongroomCheckpoint(Checkpoint):
         )
 
     def _save_if_due(self, trainer: Trainer, moment: Moment) -> None:
-        if self._last is None or self._epoch is None:
+        if self._last is None or not self._intervals.decide(moment, self._last).save:
             return
-        decision = self._intervals.decide(moment, self._last)
-        if not decision.save:
-            return
-        generators = seam.loader_generators(trainer.fit_loop)
-        rng = RngState.capture(generators)
+        data = self._fit_data()
+        rng = data.random_state()
         state, loader_states = contents.gather(trainer)
-        rng.restore(generators)  # a hook may draw; saving must not change the run
-        batches = seam.batches_taken(trainer.fit_loop) - self._batches_before
-        position = self._epoch.after(batches, self._own_positions(trainer, batches, loader_states))
+        data.put_back(rng)  # a hook may draw; saving must not change the run
+        position = data.position(loader_states)
+        if position is None:
+            return
         state["position"], state["rng"] = position.to_state(), rng.to_state()
         self._writer().save(moment.step, state, metrics=_scalars(trainer.callback_metrics))
-        self._last = LastSave.at(moment)
-
-    def _own_positions(self, trainer: Trainer, batches: int, states: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The loaders' own states, where every loader has one that tells where training stands."""
-        fit_loop: Any = trainer.fit_loop
-        is_ahead = bool(getattr(fit_loop._data_fetcher, "batches", ()))  # one batch is fetched already
-        is_complete = len(states) == len(fit_loop._combined_loader.flattened)
-        return states if batches > 0 and is_complete and not is_ahead else ()
+        self._last, self._left_at = LastSave.at(moment), moment.step
 
     def _writer(self) -> Checkpointer:
         if self._checkpointer is None:
-            raise ConfigError("StrongroomCheckpoint saves and resumes inside trainer.fit() alone")
+            raise ConfigError("StrongroomCheckpoint works inside trainer.fit() alone")
         return self._checkpointer
 
 

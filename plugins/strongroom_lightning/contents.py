@@ -33,7 +33,7 @@ def gather(trainer: Trainer) -> tuple[dict[str, Any], tuple[Any, ...]]:
     loader_states = checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", ())
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
-    model = module if _is_same(model_state, module.state_dict()) else dict(model_state)
+    model = module if _is_same(model_state, module.state_dict()) else model_state
     state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": checkpoint}
     return state, tuple(loader_states)
 
@@ -76,7 +76,7 @@ def in_lightnings_form(state: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary that Lightning's ``load_checkpoint`` returns."""
     return {
         **state["lightning"],
-        "state_dict": dict(state["model"]),
+        "state_dict": state["model"],
         "optimizer_states": list(state["optimizers"]),
     }
 

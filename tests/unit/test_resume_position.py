@@ -109,6 +109,21 @@ def test_augmentations_drawn_in_workers_come_out_the_same() -> None:
     assert [taken(batch) for batch in resumed[0]] + [taken(batch) for batch in fresh] == rest
 
 
+def test_numbers_drawn_between_the_iterator_and_its_first_batch_are_accounted_for() -> None:
+    torch.manual_seed(5)
+    original = loader(12, kind="global")
+    start, iterator = RngState.capture(), iter(original)
+    torch.rand(3)  # a hook draws; a loader without workers draws its order only after that
+    first = RngState.capture()
+    taken(next(iterator))
+    position = DataPosition(epoch=0, batches=1, epoch_start=start, first_batch=first)
+    saved, now = position.to_state(), RngState.capture()
+    rest = [taken(batch) for batch in iterator]
+    fresh = iter(loader(12, kind="global"))
+    replay(DataPosition.from_state(saved), now, lambda: fresh)
+    assert [taken(batch) for batch in fresh] == rest
+
+
 def test_loaders_that_keep_their_own_position_are_not_read_again() -> None:
     torch.manual_seed(1)
     position = DataPosition(epoch=0, epoch_start=RngState.capture()).after(2, loader_states=({"at": 2},))

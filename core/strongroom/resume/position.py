@@ -5,6 +5,11 @@ which its iterator was made. So a position is that state, the number of batches 
 state at the checkpoint itself: make the iterator again, take as many batches, put the checkpoint's random
 state back. Batches are read again and thrown away; the order, the augmentations (in workers too) and
 everything drawn afterwards are then those of the run that was never interrupted.
+
+The condition: what decides about later batches is drawn from the global streams when the iterator is made or
+its first batch is taken, as stock samplers do, or else from generators of the loader's own. What a loader
+draws from the global streams later on (a shuffle buffer in the training process, a shorter loader that is
+begun again beside a longer one) is mixed with what training draws in between, and training is not replayed.
 """
 
 from __future__ import annotations

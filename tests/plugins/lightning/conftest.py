@@ -167,7 +167,7 @@ def train(
     seed: int = 7,
     ckpt_path: str | None = None,
     checkpoint: dict[str, Any] | None = None,
-    module: Net | None = None,
+    module: Callable[[], Net] | None = None,
     scheduler: str | None = None,
     validate: bool = False,
     callbacks: Sequence[Callable[[], Callback]] = (),
@@ -183,6 +183,7 @@ def train(
         root: where to save; None trains without our callback.
         until: break off before this batch, counted over the whole run.
         checkpoint: arguments of `StrongroomCheckpoint`; it saves at every step unless told otherwise.
+        module: makes the module, after everything was seeded.
         callbacks: makers of further callbacks.
         loader: makes the training data; otherwise a stock loader with the options that follow.
         settings: arguments of the Trainer.
@@ -196,7 +197,7 @@ def train(
         everyone.insert(0, strongroom)  # Lightning moves it to the end
     if until is not None:
         everyone.append(Interrupt(until))
-    module = Net(scheduler) if module is None else module
+    net = Net(scheduler) if module is None else module()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -222,16 +223,16 @@ def train(
     # Reading draws noise, from the stream that training draws from.
     validation = DataLoader(Numbers(8), batch_size=4) if validate else None
     if until is None:
-        trainer.fit(module, data, validation, ckpt_path=ckpt_path)
+        trainer.fit(net, data, validation, ckpt_path=ckpt_path)
     else:
         with pytest.raises(BrokenOffError):
-            trainer.fit(module, data, validation, ckpt_path=ckpt_path)
+            trainer.fit(net, data, validation, ckpt_path=ckpt_path)
     return Outcome(
-        losses=module.losses,
-        weights={name: value.clone() for name, value in module.state_dict().items()},
+        losses=net.losses,
+        weights={name: value.clone() for name, value in net.state_dict().items()},
         average=average,
         trainer=trainer,
-        module=module,
+        module=net,
         checkpoint=strongroom,
     )
 

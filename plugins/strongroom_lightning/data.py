@@ -1,0 +1,147 @@
+"""Where the training data of a fit stand, followed as Lightning moves on, and brought back on a resume.
+
+Lightning makes the first epoch's iterator while it sets up, long before the first batch, and every later
+epoch's right before it. A resumed fit makes it once too often, from a random state that is not the run's.
+What counts is therefore watched here, at the three moments at which an iterator is made or used first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from strongroom.errors import ConfigError
+from strongroom.resume import DataPosition, RngState, replay
+from strongroom_lightning import seam
+
+__all__ = ["TrainingData"]
+
+
+class TrainingData:
+    """The data of one fit.
+
+    Args:
+        fit_loop: Lightning's.
+    """
+
+    def __init__(self, fit_loop: Any) -> None:
+        self._fit_loop = fit_loop
+        self._made_from: RngState | None = None
+        self._epoch: DataPosition | None = None
+        self._batches_before = 0  # counted by Lightning, but not taken from this epoch's iterator
+        self._resume_from: tuple[DataPosition, RngState] | None = None
+
+    def resume_from(self, position: DataPosition, rng: RngState) -> None:
+        """Let the fit that is being set up go on from here."""
+        self._resume_from = (position, rng)
+
+    @property
+    def is_resuming_inside_epoch(self) -> bool:
+        return self._resume_from is not None and self._resume_from[0].batches > 0
+
+    def random_state(self) -> RngState:
+        """All that training draws from, the loaders' own generators included."""
+        return RngState.capture(seam.loader_generators(self._fit_loop))
+
+    def put_back(self, rng: RngState) -> tuple[str, ...]:
+        return rng.restore(seam.loader_generators(self._fit_loop))
+
+    def loaders_are_ready(self) -> None:
+        """Lightning is about to make an iterator while it sets up."""
+        self._made_from = self.random_state()
+
+    def training_begins(self) -> None:
+        """Set-up is over: what it drew is undone, and the run is where its checkpoint was taken."""
+        if self._resume_from is None:
+            return
+        position, rng = self._resume_from
+        if position.batches == 0:
+            seam.settle(self._fit_loop)
+        _warn_of(self.put_back(rng))
+
+    def epoch_begins(self, fetcher: Any, go_on: Callable[[Any], None]) -> None:
+        """Lightning is about to use an epoch's iterator; ``go_on`` is its own preparation for that."""
+        if seam.fetches_itself(self._fit_loop):
+            raise ConfigError(
+                "a training_step that takes dataloader_iter fetches batches by itself, so that nobody knows "
+                "where in the data it stands; take a batch instead"
+            )
+        resume_from, self._resume_from = self._resume_from, None
+        made_from, self._made_from = self._made_from, None
+        if resume_from is not None and resume_from[0].batches > 0:
+            go_on(fetcher)
+            self._return_to(fetcher, *resume_from)
+            return
+        before = self.random_state()
+        iterator = fetcher.combined_loader._iterator
+        go_on(fetcher)
+        is_new = fetcher.combined_loader._iterator is not iterator
+        if not is_new and (resume_from is not None or made_from is None):
+            # The iterator that was made during set-up belongs to a random state that is not the run's.
+            self.put_back(before)
+            iter(fetcher)
+            is_new = True
+        self._count_from(fetcher, taken=0)
+        epoch = seam.epochs_done(self._fit_loop)
+        self._epoch = DataPosition(
+            epoch=epoch,
+            epoch_start=before if is_new else made_from,
+            first_batch=None if is_new else self.random_state(),
+            makes_workers=not is_new,
+            sampler_epoch=epoch,
+        )
+
+    def epoch_is_over(self) -> None:
+        """The next epoch's iterator does not exist yet."""
+        self._epoch = DataPosition(epoch=seam.epochs_done(self._fit_loop))
+        self._batches_before = seam.batches_taken(self._fit_loop)
+
+    def position(self, loader_states: tuple[Any, ...]) -> DataPosition | None:
+        """Where the data stand; None before the first epoch.
+
+        Args:
+            loader_states: the states of those loaders that keep their own.
+        """
+        if self._epoch is None:
+            return None
+        batches = seam.batches_taken(self._fit_loop) - self._batches_before
+        # A loader's own state is of use where it tells of the batch trained on last, not of one that was
+        # fetched ahead, and where no other loader has to be read again.
+        is_ahead = bool(getattr(self._fit_loop._data_fetcher, "batches", ()))
+        is_complete = len(loader_states) == len(self._fit_loop._combined_loader.flattened)
+        return self._epoch.after(batches, loader_states if batches and is_complete and not is_ahead else ())
+
+    def _return_to(self, fetcher: Any, position: DataPosition, rng: RngState) -> None:
+        combined = fetcher.combined_loader
+
+        def make_iterator() -> Any:
+            if position.makes_workers:
+                combined.reset()
+            if position.loader_states:
+                combined._load_state_dicts(list(position.loader_states))
+            return iter(fetcher)
+
+        began = time.monotonic()
+        notes = replay(position, rng, make_iterator, generators=seam.loader_generators(self._fit_loop))
+        _warn_of(notes)
+        if position.loader_states:
+            how = "by the loaders' own states"
+        else:
+            how = f"after {time.monotonic() - began:.1f} s of reading"
+        rank_zero_info(f"Strongroom: back at batch {position.batches} of epoch {position.epoch}, {how}")
+        self._count_from(fetcher, taken=position.batches)
+        self._epoch = position.after(0)
+        seam.settle(self._fit_loop)
+
+    def _count_from(self, fetcher: Any, *, taken: int) -> None:
+        counted = seam.batches_taken(self._fit_loop)
+        self._batches_before = counted - taken
+        fetcher.fetched = counted + len(getattr(fetcher, "batches", ()))
+
+
+def _warn_of(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        rank_zero_warn(f"Strongroom: the resumed run may differ from an uninterrupted one: {note}")
