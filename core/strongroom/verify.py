@@ -274,18 +274,19 @@ class _Findings:
         self.file_count += 1
         self.size_bytes += size_bytes
 
-    def about(self, key: str) -> _About:
-        """Take what is raised inside as a problem of this file."""
-        return _About(self, key)
+    def about(self, key: str, *, absent: str = "it is not there") -> _About:
+        """Take what is raised inside as a problem of this file; ``absent``: what to say if it is missing."""
+        return _About(self, key, absent)
 
     def sorted(self) -> tuple[Problem, ...]:
         return tuple(sorted(set(self.problems)))
 
 
 class _About:
-    def __init__(self, findings: _Findings, key: str) -> None:
+    def __init__(self, findings: _Findings, key: str, absent: str) -> None:
         self._findings = findings
         self._key = key
+        self._absent = absent
 
     def __enter__(self) -> None:
         pass
@@ -295,7 +296,7 @@ class _About:
     ) -> bool:
         found: Kind
         if isinstance(error, ObjectNotFoundError):
-            self._findings.add(self._key, "missing", "is missing")
+            self._findings.add(self._key, "missing", self._absent)
             return True
         if isinstance(error, IntegrityError):
             found = "damaged"
@@ -394,7 +395,7 @@ class _Root:
 
 
 def _read_run(store: Store, findings: _Findings, *, is_due: bool) -> Run | None:
-    with findings.about(layout.RUN):
+    with findings.about(layout.RUN, absent="it is created before everything else in a root"):
         try:
             data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
         except ObjectNotFoundError:
@@ -442,8 +443,9 @@ def _check_gaps(numbers: set[int], in_use: set[int], findings: _Findings) -> Non
     last = 0
     for number in (*sorted(numbers), max(in_use, default=0) + 1):
         if number > last + 1:
-            more = f", and so is every record up to launch {number - 1}" if number > last + 2 else ""
-            findings.add(layout.launch_key(last + 1), "missing", f"is missing{more}")
+            more = f"; nor is any up to launch {number - 1}" if number > last + 2 else ""
+            message = f"the record of a launch that took place is not there{more}"
+            findings.add(layout.launch_key(last + 1), "missing", message)
         last = max(last, number)
 
 
@@ -488,7 +490,7 @@ def _read_manifest(
 ) -> Manifest | None:
     """The manifest, if it is what ``COMMIT`` pins; if that is damaged, the manifest as it stands."""
     key = layout.data_key(name, layout.MANIFEST)
-    with findings.about(key):
+    with findings.about(key, absent="every checkpoint has one; what it lists was not verified"):
         data = store.read(key, limit_bytes=MANIFEST_BOUNDS.length_bytes)
         found = sha256_of(data)
         if commit is not None and not found.matches(commit.manifest):
@@ -561,9 +563,7 @@ def _check_folder(store: Store, folder: str, allowed: set[str], findings: _Findi
     with findings.about(f"{folder}/"):
         for name in store.list_names(folder):
             if name not in allowed:
-                findings.add(
-                    f"{folder}/{name}", "unexpected", "stands there, and no file of this checkpoint does"
-                )
+                findings.add(f"{folder}/{name}", "unexpected", "it is no part of this checkpoint")
 
 
 def _check_files(store: Store, manifest: Manifest, findings: _Findings, hashing: Hashing) -> None:
@@ -581,7 +581,7 @@ def _check_files(store: Store, manifest: Manifest, findings: _Findings, hashing:
     )
     for record, outcome in hashed:
         key = layout.data_key(manifest.name, record.path)
-        with findings.about(key):
+        with findings.about(key, absent=f"the manifest lists it, with {record.size_bytes} bytes"):
             data = outcome()
             findings.count(record.size_bytes)
             for problem in consistency.take(record, data):

@@ -1,0 +1,192 @@
+"""The command line: arguments, exit statuses, and what an error looks like. No command's own work.
+
+A command is imported once it was asked for, so that ``--version`` and a usage error come at
+once. Nothing that is reached from here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final
+
+from strongroom import __version__
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    StrongroomError,
+)
+from strongroom_cli.words import printable
+
+__all__ = [
+    "BROKEN_PIPE",
+    "BUG",
+    "DAMAGED",
+    "INTERRUPTED",
+    "NOT_FOUND",
+    "NO_OUTPUT",
+    "UNREADABLE",
+    "USAGE",
+    "main",
+]
+
+DAMAGED: Final = 1
+USAGE: Final = 2
+NOT_FOUND: Final = 3
+UNREADABLE: Final = 4
+"""Denied, no key, an I/O error, out of reach, another format: nothing is known of the bytes."""
+BUG: Final = 70
+"""EX_SOFTWARE of <sysexits.h>: never to be taken for a verdict."""
+NO_OUTPUT: Final = 74
+"""EX_IOERR, likewise: a full disk, say, behind a redirected output."""
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
+BROKEN_PIPE: Final = 141
+"""128 + SIGPIPE, likewise: whoever read the output has left."""
+
+_DEBUG: Final = "STRONGROOM_DEBUG"
+
+_TENSORS_SHOWN: Final = 40
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status.
+
+    Args:
+        arguments: without the program's name; None: this process's.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # Any character that a checkpoint holds can be written then, if need be as an escape.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        # A store's errors are StoreErrors: this one is the output's.
+        _trace()
+        _discard_output()
+        _tell(f"the output could not be written: {error.strerror or error}")
+        return NO_OUTPUT
+    except StrongroomError as error:
+        _trace()
+        _tell(str(error))
+        return _status_of(error)
+    except Exception as error:  # noqa: BLE001
+        # A bug must look neither like a verdict nor like a wall of text.
+        _trace()
+        _tell(
+            f"unexpected {type(error).__name__}: {error}. This is a bug in Strongroom and says nothing about "
+            f"the checkpoints; please report it to the project, with what {_DEBUG}=1 shows"
+        )
+        return BUG
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        return _carry_out(_parser().parse_args(arguments))
+    finally:
+        # Here, where an error can still be told.
+        sys.stdout.flush()
+
+
+def _carry_out(options: argparse.Namespace) -> int:
+    from strongroom.config import load_policy
+
+    # By every command, before anything is read: a policy that cannot be had is never passed over.
+    load_policy(options.security)
+    if options.command == "ls":
+        from strongroom_cli import ls
+
+        return ls.run(options)
+    if options.command == "show":
+        from strongroom_cli import show
+
+        return show.run(options)
+    from strongroom_cli import verify
+
+    return verify.run(options)
+
+
+def _status_of(error: StrongroomError) -> int:
+    if isinstance(error, IntegrityError):
+        return DAMAGED
+    if isinstance(error, ConfigError):
+        return USAGE
+    return NOT_FOUND if isinstance(error, CheckpointNotFoundError) else UNREADABLE
+
+
+def _discard_output() -> None:
+    """Python flushes once more as it ends, and must find nothing to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(message: str) -> None:
+    try:
+        sys.stderr.write(f"strongroom: {printable(message)}\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # Nobody listens; the status still tells.
+
+
+def _trace() -> None:
+    if os.environ.get(_DEBUG, "") not in ("", "0"):
+        traceback.print_exc()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="strongroom",
+        description="Look at a run's checkpoints, and verify them.",
+        epilog="Exit status: 0 whole, 1 damaged, 2 not used correctly, 3 not found, 4 denied or unreadable.",
+    )
+    parser.add_argument("--version", action="version", version=f"strongroom {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    _command(commands, "ls", "list committed checkpoints, newest first")
+
+    show = _command(commands, "show", "show one checkpoint: manifest, provenance, tensors, state")
+    show.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
+    show.add_argument(
+        "--tensors",
+        metavar="N",
+        type=_natural,
+        default=_TENSORS_SHOWN,
+        help=f"list at most N tensors (default: {_TENSORS_SHOWN}); --json lists all of them",
+    )
+
+    verify = _command(commands, "verify", "read every byte, and name what is wrong")
+    chosen = verify.add_mutually_exclusive_group()
+    chosen.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
+    chosen.add_argument("--all", action="store_true", help="every committed checkpoint")
+    return parser
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    command.add_argument("root", metavar="ROOT", help="the run: a folder, or a file:// URI")
+    command.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    command.add_argument(
+        "--security",
+        metavar="FILE",
+        help="the policy file (default: the one that the variable STRONGROOM_CONFIG names)",
+    )
+    return command
+
+
+def _natural(text: str) -> int:
+    # ASCII digits only: int() takes signs, spaces, underscores and other scripts' digits too.
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number from 0 to 999999999999")
+    return int(text)

@@ -1,0 +1,113 @@
+"""``strongroom verify``: reads every byte and names what is wrong. The verdict is the exit status."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from rich.console import Console
+
+from strongroom.stores.open import open_store
+from strongroom.verify import CheckpointReport, Problem, Progress, Report, Verdict, verify
+from strongroom_cli import words
+from strongroom_cli.console import Bar, line, new_console, print_json
+
+__all__ = ["run"]
+
+_STATUSES: Final[dict[Verdict, int]] = {"whole": 0, "damaged": 1, "unverified": 4}
+_STYLES: Final[dict[Verdict, str]] = {
+    "whole": "bold green",
+    "damaged": "bold red",
+    "unverified": "bold yellow",
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; the exit status."""
+    store = open_store(options.root)
+    with Bar("verifying") as bar:
+
+        def show(progress: Progress) -> None:
+            bar.show(progress.done_bytes, progress.total_bytes)
+
+        report = verify(store, step=options.step, everything=options.all, on_progress=show)
+    if options.json:
+        print_json(_to_json(report))
+    else:
+        _print(new_console(), report)
+    return _STATUSES[report.verdict]
+
+
+def _print(console: Console, report: Report) -> None:
+    for problem in report.root_problems:
+        _print_problem(console, problem)
+    for checkpoint in report.checkpoints:
+        for problem in checkpoint.problems:
+            _print_problem(console, problem)
+    if len(report.checkpoints) > 1:
+        for checkpoint in report.checkpoints:
+            console.print(
+                line(
+                    f"step {checkpoint.name.step}, launch {checkpoint.name.launch}: ",
+                    (checkpoint.verdict, _STYLES[checkpoint.verdict]),
+                    (f" ({_amount(checkpoint)})", "dim"),
+                ),
+                soft_wrap=True,
+            )
+    console.print(line((report.verdict, _STYLES[report.verdict]), ": ", _summary(report)), soft_wrap=True)
+    console.print(line((f"rollback protection: {report.rollback_protection}", "dim")), soft_wrap=True)
+
+
+def _print_problem(console: Console, problem: Problem) -> None:
+    style = "red" if problem.is_damage else "yellow"
+    console.print(
+        line((problem.key, "bold"), ": ", (problem.kind, style), ": ", problem.message), soft_wrap=True
+    )
+
+
+def _summary(report: Report) -> str:
+    steps = [f"step {checkpoint.name.step}" for checkpoint in report.checkpoints]
+    what = steps[0] if len(steps) == 1 else words.count(len(steps), "checkpoint")
+    found = f"{what} and the run's records; {_amount(report)} read and found right"
+    if report.verdict == "whole":
+        return found
+    damaged = sum(problem.is_damage for problem in report.problems)
+    unknown = len(report.problems) - damaged
+    parts = [words.count(damaged, "problem")] if damaged else []
+    if unknown:
+        parts.append(f"{words.count(unknown, 'file')} that could not be verified")
+    return f"{' and '.join(parts)} in {found}"
+
+
+def _amount(report: Report | CheckpointReport) -> str:
+    return f"{words.count(report.file_count, 'file')}, {words.size(report.size_bytes)}"
+
+
+def _to_json(report: Report) -> dict[str, Any]:
+    return {
+        "checkpoints": [
+            {
+                "attempt": checkpoint.name.attempt,
+                "files": checkpoint.file_count,
+                "folder": checkpoint.name.folder,
+                "launch": checkpoint.name.launch,
+                "manifest_digest": str(checkpoint.commit.manifest) if checkpoint.commit else None,
+                "problems": [_problem_json(problem) for problem in checkpoint.problems],
+                "size_bytes": checkpoint.size_bytes,
+                "step": checkpoint.name.step,
+                "verdict": checkpoint.verdict,
+            }
+            for checkpoint in report.checkpoints
+        ],
+        "files": report.file_count,
+        "problems": [_problem_json(problem) for problem in report.root_problems],
+        "rollback_protection": report.rollback_protection,
+        "root": report.uri,
+        "run": report.run,
+        "size_bytes": report.size_bytes,
+        "verdict": report.verdict,
+    }
+
+
+def _problem_json(problem: Problem) -> dict[str, Any]:
+    return {"file": problem.key, "kind": problem.kind, "message": problem.message}
