@@ -36,6 +36,7 @@ from strongroom.errors import (
     ClosedError,
     ConfigError,
     FencedError,
+    FormatError,
     OutcomeUnknownError,
     SaveError,
     StrongroomError,
@@ -53,7 +54,7 @@ from strongroom.events import (
 )
 from strongroom.fill import Selection
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
-from strongroom.manifest import CheckpointRef, Launch, check_run_id
+from strongroom.manifest import MAX_DEADLINE_S, CheckpointRef, Launch, check_run_id
 from strongroom.ranks import Ranks
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
@@ -89,10 +90,19 @@ class SaveHandle:
             checkpoint of that step that there is already.
     """
 
-    def __init__(self, step: int, outcome: Future[Checkpoint], *, skipped: str | None = None) -> None:
+    def __init__(
+        self,
+        step: int,
+        outcome: Future[Checkpoint],
+        *,
+        skipped: str | None = None,
+        stands_for: SaveHandle | None = None,
+    ) -> None:
         self.step = step
         self.skipped = skipped
         self._outcome = outcome
+        # A failure that any handle of a save has told is not told again by the checkpointer.
+        self._save = stands_for or self
         self._is_failure_delivered = False
 
     def wait_staged(self, timeout_s: float | None = None) -> None:
@@ -119,7 +129,7 @@ class SaveHandle:
                 "background"
             ) from None
         except StrongroomError:
-            self._is_failure_delivered = True
+            self._save._is_failure_delivered = True
             raise
 
     def done(self) -> bool:
@@ -200,11 +210,11 @@ class Checkpointer:
         self._store = open_store(root)
         self._keep = keep
         self._algorithm = check_digest(digest or (policy.digest if policy else None) or "blake3")
-        self._timeout_s = check_seconds("timeout_s", timeout_s)
+        self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._on_failure = on_failure
         self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
-        self._run_id = None if run_id is None else check_run_id(run_id)
+        self._run_id = _check_run_id(run_id)
         self._clock = clock
         self._draw = draw
         self._workers = default_workers()
@@ -262,7 +272,7 @@ class Checkpointer:
             if earlier is not None and earlier.step == step and not _failed(earlier):
                 reason = f"step {step} is saved already, or being saved, by this launch"
                 self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
-                return SaveHandle(step, earlier._outcome, skipped=reason)
+                return SaveHandle(step, earlier._outcome, skipped=reason, stands_for=earlier)
         began = self._clock.monotonic()
         self._join()
         self._raise_undelivered()
@@ -567,6 +577,15 @@ def _check_step(step: Any) -> int:
     if number is None or not 0 <= number <= MAX_STEP:
         raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
     return int(number)
+
+
+def _check_run_id(run_id: Any) -> str | None:
+    if run_id is None:
+        return None
+    try:
+        return check_run_id(run_id)
+    except (FormatError, TypeError) as error:
+        raise ConfigError(f"run_id must be a run id: {error}") from None
 
 
 def _failed(handle: SaveHandle) -> bool:

@@ -111,10 +111,12 @@ def check_digest(digest: str) -> DigestAlgorithm:
     raise ConfigError(f"digest must be one of {', '.join(DIGEST_ALGORITHMS)}, got {digest!r}")
 
 
-def check_seconds(name: str, value: Any) -> float:
+def check_seconds(name: str, value: Any, *, at_most: float = float("inf")) -> float:
     """Return a positive, finite number of seconds."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < float("inf") or value > at_most:
+        bound = "" if at_most == float("inf") else f" of at most {at_most:g}"
+        raise ConfigError(f"{name} must be a positive number of seconds{bound}, got {value!r}")
     return float(value)
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "FORMAT",
     "LAUNCH_BOUNDS",
     "MANIFEST_BOUNDS",
+    "MAX_DEADLINE_S",
     "RUN_BOUNDS",
     "CheckpointRef",
     "Commit",
@@ -48,6 +49,9 @@ MANIFEST_BOUNDS: Final = Bounds(length_bytes=256 << 20, depth=4, items=8_000_000
 
 MAX_FILE_BYTES: Final = 2**48
 """A single file's length: 256 TiB, above any store's limit for one object."""
+
+MAX_DEADLINE_S: Final = 2**31
+"""68 years: a deadline, not a way to have none."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FORMAT = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
@@ -156,7 +160,7 @@ class Launch:
             launch=fields.integer("launch", 1, layout.MAX_LAUNCH),
             parent=fields.optional("parent", lambda value: CheckpointRef.from_json(value, what)),
             created_at_ms=fields.time("created_at_ms"),
-            deadline_s=fields.integer("deadline_s", 1, 2**31),
+            deadline_s=fields.integer("deadline_s", 1, MAX_DEADLINE_S),
         )
         fields.close()
         if launch.parent is not None and launch.parent.launch >= launch.launch:
