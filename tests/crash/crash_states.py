@@ -23,6 +23,7 @@ from strongroom.stores.base import Store
 
 __all__ = [
     "TestClock",
+    "age",
     "assert_is_state_at",
     "assert_newest_is",
     "assert_whole",
@@ -108,6 +109,14 @@ def _keys(store: Store, prefix: str) -> Iterator[str]:
             yield from _keys(store, key.removesuffix("/"))
         else:
             yield key
+
+
+def age(root: Path, hours: int = 2) -> None:
+    """As if everything under a root had been written hours ago."""
+    for path in root.rglob("*"):
+        found = path.lstat()
+        then_ns = found.st_mtime_ns - hours * 3600 * 10**9
+        os.utime(path, ns=(then_ns, then_ns), follow_symlinks=False)
 
 
 class TestClock:

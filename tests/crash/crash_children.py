@@ -1,0 +1,108 @@
+"""What the crash tests' other processes run; they import it by name.
+
+Each tells its parent through a pipe what it has been promised, at the moment that it was. What was
+sent before a kill can still be received.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from crash_states import assert_is_state_at, state_at
+
+from strongroom import Checkpointer, KeepLast, StrongroomError
+
+__all__ = [
+    "KEEP",
+    "Waiting",
+    "begin_a_run",
+    "resume_and_save",
+    "save_once_more",
+    "save_until_killed",
+]
+
+KEEP = KeepLast(count=2)
+
+
+class Waiting(NamedTuple):
+    """A thread that waits to be let go."""
+
+    thread: str
+    native_id: int
+
+
+def begin_a_run(root: str, pipe: Connection) -> None:
+    """Save step 1 into an empty root, each thread once it is let go."""
+    with Checkpointer(root, keep=KEEP) as checkpointer:
+        _let_threads_wait(pipe)
+        _wait_here(pipe)
+        pipe.send(_save(checkpointer, 1))
+    pipe.send("done")
+
+
+def save_once_more(root: str, pipe: Connection) -> None:
+    """Save steps 1 and 2, then step 3 with each thread waiting; after a failure, step 4 as well."""
+    with Checkpointer(root, keep=KEEP) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_at(step))
+        checkpointer.wait()
+        _let_threads_wait(pipe)
+        outcome = _save(checkpointer, 3)
+        threading.setprofile(None)
+        pipe.send(outcome)
+        checkpointer.wait()
+        if outcome != 3:
+            pipe.send(_save(checkpointer, 4))
+    pipe.send("done")
+
+
+def resume_and_save(root: str, pipe: Connection) -> None:
+    """Resume, and save step 3 as a launch of its own, each thread once it is let go."""
+    with Checkpointer(root, keep=KEEP) as checkpointer:
+        checkpointer.restore()
+        _let_threads_wait(pipe)
+        _wait_here(pipe)
+        pipe.send(_save(checkpointer, 3))
+    pipe.send("done")
+
+
+def save_until_killed(root: str, pipe: Connection) -> None:
+    """Resume, and save step after step, telling of each that was promised."""
+    with Checkpointer(root, keep=KEEP) as checkpointer:
+        restored = checkpointer.restore()
+        step = 0
+        if restored is not None:
+            assert_is_state_at(restored.state, restored.step)
+            step = restored.step
+        pipe.send(step)
+        while True:
+            step += 1
+            checkpointer.save(step, state_at(step)).result()
+            pipe.send(step)
+
+
+def _let_threads_wait(pipe: Connection) -> None:
+    """From now on a new thread says who it is, and does nothing until it is let go."""
+
+    def when_it_begins(*_: Any) -> None:
+        sys.setprofile(None)
+        _wait_here(pipe)
+
+    threading.setprofile(when_it_begins)
+
+
+def _wait_here(pipe: Connection) -> None:
+    thread = threading.current_thread()
+    pipe.send(Waiting(thread.name, threading.get_native_id()))
+    pipe.recv()
+
+
+def _save(checkpointer: Checkpointer, step: int) -> Any:
+    """The step, once it is promised; else what the user is told."""
+    try:
+        return checkpointer.save(step, state_at(step)).result().step
+    except StrongroomError as error:
+        return type(error).__name__, str(error)
