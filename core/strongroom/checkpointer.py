@@ -228,6 +228,7 @@ class Checkpointer:
         self._in_flight: _InFlight | None = None
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
+        self._half_removed: set[CheckpointName] = set()
         self._is_closed = False
         # The background thread writes these; the lock keeps a failure and its count together.
         self._lock = threading.Lock()
@@ -406,9 +407,17 @@ class Checkpointer:
             verified = history.verified | self._verified
             ranked = [other for other in history.line.ranked if other in history.commits]
             decisions = retention.plan(ranked, self._keep, verified=verified)
-            sweep.remove_checkpoints(self._store, committed.commit.run, decisions, self._emitter)
+            half_removed = self._half_removed.intersection(history.uncommitted)
+            self._half_removed = half_removed.union(
+                sweep.remove_checkpoints(self._store, committed.commit.run, decisions, self._emitter)
+            )
             orphans = sweep.orphans(
-                self._store, history, launch=name.launch, in_flight=(name,), now_ns=self._clock.now_ns()
+                self._store,
+                history,
+                launch=name.launch,
+                in_flight=(name,),
+                now_ns=self._clock.now_ns(),
+                half_removed=half_removed,
             )
             sweep.remove_orphans(self._store, committed.commit.run, orphans, self._emitter)
         except Exception as error:  # noqa: BLE001

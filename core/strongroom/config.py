@@ -42,8 +42,10 @@ class Tolerate:
     consecutive: int
 
     def __post_init__(self) -> None:
-        if self.consecutive < 1:
-            raise ConfigError(f"Tolerate.consecutive must be at least 1, got {self.consecutive}")
+        if type(self.consecutive) is not int or self.consecutive < 1:
+            raise ConfigError(
+                f"Tolerate.consecutive must be a whole number of at least 1, got {self.consecutive!r}"
+            )
 
 
 OnFailure = RaiseAtOnce | Tolerate

@@ -10,7 +10,8 @@ are walked; any other value only names its key and is replaced by the checkpoint
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -106,8 +107,9 @@ class Filling:
         """
         # Everything is decoded before anything is loaded: a document that turns out malformed
         # must not have reached any load_state_dict.
-        state = self._build()
-        decoded = [(load, load.decode()) for load in sorted(self._loads, key=lambda load: load.order)]
+        with _bounded_depth():
+            state = self._build()
+            decoded = [(load, load.decode()) for load in sorted(self._loads, key=lambda load: load.order)]
         for load, value in decoded:
             load.apply(value)
         return state
@@ -135,9 +137,19 @@ def match(
         FormatError: the document is not what it should be.
     """
     matcher = _Matcher(template, rank_values, index, selection)
-    matcher.filling._build = matcher.visit({} if template is None else template, document, ())
+    with _bounded_depth():
+        matcher.filling._build = matcher.visit({} if template is None else template, document, ())
     matcher.check()
     return matcher.filling
+
+
+@contextmanager
+def _bounded_depth() -> Iterator[None]:
+    """A document nested deeper than any save writes is malformed, and no reason to crash."""
+    try:
+        yield
+    except RecursionError:
+        raise FormatError("the state's document nests deeper than any that is saved") from None
 
 
 Build = Callable[[], Any]
@@ -453,6 +465,7 @@ class _Matcher:
     def _references(self, node: Node) -> list[Any]:
         found = []
         stack = [node]
+        seen: set[str] = set()
         while stack:
             item = stack.pop()
             if type(item) is list:
@@ -464,7 +477,10 @@ class _Matcher:
                 elif tag in ("ndarray", "generator") and type(payload) is list and len(payload) == 2:
                     found.append(payload[0] if tag == "ndarray" else payload[1])
                 elif tag == "per_rank":
-                    stack.append(self._rank_values.get(payload) if isinstance(payload, str) else None)
+                    # Each once: a hostile document could let two of them refer to each other.
+                    if isinstance(payload, str) and payload not in seen:
+                        seen.add(payload)
+                        stack.append(self._rank_values.get(payload))
                 else:
                     stack.append(payload)
         return found
@@ -521,7 +537,7 @@ class _Matcher:
         return self._decoder.decode(payload, path)
 
     def _decode_per_rank(self, payload: Node, path: Path) -> Any:
-        if payload not in self._rank_values:
+        if type(payload) is not str or payload not in self._rank_values:
             raise FormatError(f"{key_path(path)}: the checkpoint holds no value of this rank")
         return self._decoder.decode(self._rank_values[payload], path)
 
@@ -625,9 +641,8 @@ class _Matcher:
             *_listed("different", self._different),
         ]
         raise StateMismatchError(
-            f"the checkpoint does not fit your state: {'; '.join(parts)}. Nothing was changed. "
-            "strict=False ignores "
-            f"names that only one side has, only= restores a part, rename= maps moved names",
+            f"the checkpoint does not fit your state: {'; '.join(parts)}. strict=False ignores names "
+            "that only one side has, only= restores a part, rename= maps moved names",
             missing=missing,
             unexpected=unexpected,
             different=self._different,

@@ -165,7 +165,10 @@ def _load(
     """Verify and load one checkpoint; the state, and how many bytes of shards were read."""
     opened = open_checkpoint(store, commit)
     opened.check_unused()
-    filling = match(template, opened.state, opened.rank_state(ranks.rank), opened.index, selection)
+    try:
+        filling = match(template, opened.state, opened.rank_state(ranks.rank), opened.index, selection)
+    except StateMismatchError as error:
+        raise _extended(error, undefined.words() or ". Nothing was changed") from error.__cause__
     uncovered = sorted(undefined.in_place - filling.in_place)
     if uncovered:
         raise StateMismatchError(
@@ -179,11 +182,22 @@ def _load(
         reads = plan_read(filling.targets, filling.records)
         read_bytes = fetch(opened, reads, filling.records, workers=workers, touched=touched)
         state = filling.finish()
+    except StateMismatchError as error:
+        already = (
+            f". Your tensors hold {commit.name} already; what is loaded after them is not" if touched else ""
+        )
+        raise _extended(error, already) from error.__cause__
     except BaseException:
         undefined.in_place |= touched & filling.in_place
         undefined.replaceable |= touched & filling.replaceable
         raise
     return state, read_bytes
+
+
+def _extended(error: StateMismatchError, words: str) -> StateMismatchError:
+    return StateMismatchError(
+        f"{error}{words}", missing=error.missing, unexpected=error.unexpected, different=error.different
+    )
 
 
 def _reasons(skipped: Sequence[tuple[int, str]]) -> str:

@@ -34,8 +34,8 @@ class KeepLast:
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"KeepLast.count must be at least 1, got {self.count}")
+        if type(self.count) is not int or self.count < 1:
+            raise ConfigError(f"KeepLast.count must be a whole number of at least 1, got {self.count!r}")
 
     def keep(self, ranked: Sequence[CheckpointName]) -> Collection[CheckpointName]:
         return ranked[: self.count]

@@ -28,15 +28,27 @@ _UNKNOWN_DEADLINE_S: Final = 86_400
 """For a folder whose launch record is lost: a day."""
 
 
-def remove_checkpoints(store: Store, run: str, decisions: Iterable[Decision], emitter: Emitter) -> None:
-    """Remove every checkpoint that is not kept, oldest last in the given order."""
+def remove_checkpoints(
+    store: Store, run: str, decisions: Iterable[Decision], emitter: Emitter
+) -> list[CheckpointName]:
+    """Remove every checkpoint that is not kept, oldest last in the given order.
+
+    Returns:
+        Those whose ``COMMIT`` went and whose folder may not have gone: no checkpoints any more,
+        and not to be told from a save under way by looking.
+    """
+    half_removed = []
     for decision in decisions:
         if decision.is_kept:
             continue
+        is_committed = True
         try:
             store.delete(decision.name.commit_key)
+            is_committed = False
             store.delete_tree(decision.name.folder)
         except StoreError as error:
+            if not is_committed:
+                half_removed.append(decision.name)
             emitter.emit(RemovalFailed(run=run, folder=decision.name.folder, reason=str(error)))
         else:
             emitter.emit(
@@ -44,10 +56,17 @@ def remove_checkpoints(store: Store, run: str, decisions: Iterable[Decision], em
                     run=run, step=decision.name.step, launch=decision.name.launch, reason=decision.reason
                 )
             )
+    return half_removed
 
 
 def orphans(
-    store: Store, history: History, *, launch: int, in_flight: Collection[CheckpointName], now_ns: int
+    store: Store,
+    history: History,
+    *,
+    launch: int,
+    in_flight: Collection[CheckpointName],
+    now_ns: int,
+    half_removed: Collection[CheckpointName] = (),
 ) -> list[CheckpointName]:
     """Uncommitted folders that can never be committed any more.
 
@@ -55,6 +74,7 @@ def orphans(
         launch: the newest launch, whose writer asks: folders of later ones are left alone.
         in_flight: this writer's own attempts under way.
         now_ns: the time, by the clock that the store's times are from.
+        half_removed: what `remove_checkpoints` returned before: dead whatever its age.
 
     Raises:
         StoreError: an age could not be found out.
@@ -62,6 +82,9 @@ def orphans(
     found = []
     for name in history.uncommitted:
         if name.launch > launch or name in in_flight:
+            continue
+        if name in half_removed:
+            found.append(name)
             continue
         record = history.launches.get(name.launch)
         deadline_s = record.deadline_s if record else _UNKNOWN_DEADLINE_S
