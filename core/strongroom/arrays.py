@@ -76,8 +76,9 @@ def array_node(array: Array, store: Callable[[torch.Tensor], str]) -> Node | Non
     packed = packed.astype(np.dtype(dtype).newbyteorder("="), copy=False)
     if packed.dtype.kind == "c":
         packed = packed.reshape(*packed.shape, 1).view(packed.real.dtype)
-    if not packed.flags.writeable:
-        packed = packed.copy()  # torch warns that it could be written to
+    if not packed.flags.writeable or min(packed.strides, default=0) < 0:
+        # torch warns of the former, and refuses the latter (one item reversed is still C-ordered).
+        packed = packed.copy()
     return node("ndarray", [text_node(store(torch.from_numpy(packed))), dtype])
 
 
@@ -185,8 +186,8 @@ def _write_items(array: Array) -> str:
 
 def _read_items(dtype: np.dtype[Any], shape: list[int], text: Node) -> Array:
     data = text_bytes(text)
-    if len(shape) > _MAX_DIMENSIONS or any(length < 0 for length in shape):
-        raise ValueError("not the shape of an array")
+    if dtype.itemsize == 0 or len(shape) > _MAX_DIMENSIONS or any(length < 0 for length in shape):
+        raise ValueError("not the dtype or the shape of an array that is stored")
     if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"{len(data)} bytes do not fill {dtype} of shape {shape}")
     # Copied, so that the array owns its memory.

@@ -103,7 +103,11 @@ def decode(data: bytes, what: str, bounds: Bounds) -> Json:
         raise FormatError(f"{what}: {refused}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what} is not JSON: {error}") from None
-    if encode(value) != data:
+    try:
+        again = encode(value)
+    except FormatError as error:  # an escape that stands for half a character
+        raise FormatError(f"{what}: {error}") from None
+    if again != data:
         raise FormatError(f"{what} is not in canonical form (RFC 8785): it does not encode to its own bytes")
     return value
 

@@ -238,7 +238,7 @@ def _field_values(instance: Any, fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _fields(cls: type, fields: tuple[str, ...], value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
+    if type(value) is not dict or not all(type(name) is str for name in value):
         raise UnavailableError(
             f"{cls.__qualname__} is rebuilt from its fields, and the checkpoint holds none"
         )
