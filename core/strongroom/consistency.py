@@ -23,7 +23,7 @@ from strongroom.manifest import FileRecord, Manifest
 from strongroom.opened import DOCUMENT_BOUNDS, decode_document
 from strongroom.shards import ChunkSpec, check_binding
 
-__all__ = ["Consistency", "References", "references"]
+__all__ = ["Consistency", "References", "rank_of", "references"]
 
 _MAX_TOLD: Final = 20
 """Differences told one by one; a shard of another layout would give a quarter of a million."""
@@ -127,7 +127,7 @@ class Consistency:
                 yield layout.MANIFEST, f"does not list {path}, which every checkpoint has"
         for path in sorted(listed):
             shard = layout.parse_shard_path(path)
-            rank = shard[0] if shard is not None else _rank_of(path)
+            rank = shard[0] if shard is not None else rank_of(path)
             if rank is not None and rank >= self._manifest.world_size:
                 yield (
                     layout.MANIFEST,
@@ -150,7 +150,7 @@ class Consistency:
             return self._take_state
         if path == layout.PROVENANCE:
             return self._take_provenance
-        return self._take_rank_state if _rank_of(path) is not None else None
+        return self._take_rank_state if rank_of(path) is not None else None
 
     # ----------------------------------------------------------------------------------- index
 
@@ -195,7 +195,7 @@ class Consistency:
         yield from ()
 
     def _take_rank_state(self, path: str, data: bytes) -> Iterator[str]:
-        rank = _rank_of(path)
+        rank = rank_of(path)
         document = self._document(path, "rank_state", data)
         if rank is None or document["rank"] != rank:
             raise IntegrityError(f"says that it is of rank {document['rank']!r:.40}")
@@ -245,7 +245,7 @@ def _limit_bytes(path: str) -> int:
     return MAX_INDEX_BYTES if path == layout.INDEX else DOCUMENT_BOUNDS.length_bytes
 
 
-def _rank_of(path: str) -> int | None:
+def rank_of(path: str) -> int | None:
     """The rank whose own state a path holds, or None."""
     digits = path.removeprefix("state-").removesuffix(".json")
     if len(digits) != 5 or not digits.isascii() or not digits.isdigit():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,16 +37,23 @@ Raises IntegrityError where it is not, and what the store raised where it could 
 
 
 class Hashing:
-    """The threads that hash, and how they are told to stop."""
+    """The threads that hash, and how they are told to stop. One worker is the caller's own thread.
+
+    Args:
+        workers: how many.
+        advance: hears of each piece's length, from any of them.
+    """
 
     def __init__(self, workers: int, advance: Callable[[int], None]) -> None:
-        """Start with ``workers`` threads; ``advance`` hears of each piece's length, from any of them."""
-        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hash")
+        self._pool = (
+            ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hash") if workers > 1 else None
+        )
         self._advance = advance
         self._is_stopped = threading.Event()
 
-    def submit(self, work: Callable[[], _Span]) -> Future[_Span]:
-        return self._pool.submit(work)
+    def submit(self, work: Callable[[], _Span]) -> Callable[[], _Span]:
+        """Have work done; what is returned waits for its result, and raises what it raised."""
+        return self._pool.submit(work).result if self._pool is not None else work
 
     def advance(self, length_bytes: int) -> None:
         """Count a piece; ends the thread's work once nobody waits for it any more."""
@@ -57,7 +64,8 @@ class Hashing:
     def stop(self) -> None:
         """Return when no thread reads any more: each stops at its next block."""
         self._is_stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class _File:
         ]
 
     def outcome(self) -> bytes:
-        spans = [span.result() for span in self._spans]
+        spans = [wait() for wait in self._spans]
         digests = b"".join(span.digests for span in spans)
         found = Digest("sha256", digests) if self._algorithm == "sha256" else digest_of_blocks(digests)
         if not found.matches(self._record.digest):

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from strongroom import layout
 from strongroom.catalog import History
-from strongroom.consistency import Consistency
+from strongroom.consistency import Consistency, rank_of
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     CheckpointNotFoundError,
@@ -67,6 +67,7 @@ MAX_WORKERS: Final = 4
 Kind = Literal["damaged", "missing", "unexpected", "unreadable", "unsupported"]
 Verdict = Literal["whole", "damaged", "unverified"]
 
+_DOCUMENTS: Final = frozenset({layout.MANIFEST, layout.INDEX, layout.STATE, layout.PROVENANCE})
 _DAMAGE: Final = frozenset({"damaged", "missing", "unexpected"})
 
 
@@ -460,9 +461,9 @@ def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) ->
     else:
         _check_commit(root, commit, findings)
     manifest = _read_manifest(store, name, commit, findings)
+    _check_names(store, name, manifest, findings)
     if manifest is not None:
         _check_lineage(root, manifest, findings)
-        _check_names(store, manifest, findings)
         _check_files(store, manifest, findings, hashing)
     return CheckpointReport(
         name=name,
@@ -536,33 +537,37 @@ def _named(ref: CheckpointRef | None) -> str:
     return str(ref.name) if ref is not None else "none"
 
 
-def _check_names(store: Store, manifest: Manifest, findings: _Findings) -> None:
+def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, findings: _Findings) -> None:
     """Nothing stands in the checkpoint's folder that does not belong there."""
-    folder = manifest.name.folder
-    allowed = {
-        layout.COMMIT,
-        f"{layout.DATA}/",
-        *layout.SIDECAR_FILES,
-        *(f"{sidecar}/" for sidecar in layout.SIDECAR_FOLDERS),
-    }
-    _check_folder(store, folder, allowed, findings)
-    listed = {layout.MANIFEST, *(record.path for record in manifest.files)}
-    inner: dict[str, set[str]] = {"": set()}
-    for path in listed:
-        parent = ""
-        for part in path.split("/")[:-1]:
-            inner[parent].add(f"{part}/")
-            parent = f"{parent}{part}/"
-            inner.setdefault(parent, set())
-        inner[parent].add(path.rsplit("/", 1)[-1])
-    for prefix, names in inner.items():
-        _check_folder(store, f"{folder}/{layout.DATA}/{prefix}".rstrip("/"), names, findings)
+    beside = {f"{layout.DATA}/", layout.COMMIT, *layout.SIDECAR_FILES}
+    beside |= {f"{sidecar}/" for sidecar in layout.SIDECAR_FOLDERS}
+    _check_folder(store, name.folder, beside.__contains__, findings)
+    if manifest is None:
+        # Which files belong there is unknown, but not what a file of a checkpoint may be called.
+        _check_folder(store, f"{name.folder}/{layout.DATA}", _may_belong, findings)
+        return
+    within: dict[str, set[str]] = {"": {layout.MANIFEST}}
+    for record in manifest.files:
+        *folders, file_name = record.path.split("/")
+        prefix = ""
+        for folder in folders:
+            within[prefix].add(f"{folder}/")
+            prefix = f"{prefix}{folder}/"
+            within.setdefault(prefix, set())
+        within[prefix].add(file_name)
+    for prefix, names in within.items():
+        folder = f"{name.folder}/{layout.DATA}/{prefix}".removesuffix("/")
+        _check_folder(store, folder, names.__contains__, findings)
 
 
-def _check_folder(store: Store, folder: str, allowed: set[str], findings: _Findings) -> None:
+def _may_belong(name: str) -> bool:
+    return name in _DOCUMENTS or layout.parse_shard_path(name) is not None or rank_of(name) is not None
+
+
+def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: _Findings) -> None:
     with findings.about(f"{folder}/"):
         for name in store.list_names(folder):
-            if name not in allowed:
+            if not belongs(name):
                 findings.add(f"{folder}/{name}", "unexpected", "it is no part of this checkpoint")
 
 
