@@ -52,13 +52,13 @@ from strongroom.events import (
     SaveSkipped,
     SaveStarted,
 )
-from strongroom.fill import Selection
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
 from strongroom.manifest import MAX_DEADLINE_S, CheckpointRef, Launch, check_run_id
 from strongroom.ranks import Ranks
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import Provenance, StagedSave, Stager, default_workers, write_checkpoint
+from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Committed, Deadline, begin_run, claim_launch

@@ -11,12 +11,13 @@ from strongroom.catalog import Checkpoint, History
 from strongroom.errors import IntegrityError, NoWholeCheckpointError, RollbackError, StateMismatchError
 from strongroom.events import CheckpointSkipped, Emitter, RestoreFinished
 from strongroom.fetch import fetch
-from strongroom.fill import Selection, match
+from strongroom.fill import match
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.opened import open_checkpoint
 from strongroom.plan import plan_read
 from strongroom.ranks import Ranks
+from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
 __all__ = ["Restored", "restore"]
