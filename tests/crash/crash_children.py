@@ -6,6 +6,9 @@ sent before a kill can still be received.
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -14,6 +17,8 @@ from typing import Any, NamedTuple
 from crash_states import assert_is_state_at, state_at
 
 from strongroom import Checkpointer, KeepLast, StrongroomError
+from strongroom.stores.base import Buffer
+from strongroom.stores.local import LocalStore, LocalWriter
 
 __all__ = [
     "KEEP",
@@ -22,6 +27,8 @@ __all__ = [
     "resume_and_save",
     "save_once_more",
     "save_until_killed",
+    "save_with_a_file_size_limit",
+    "stop_in_a_save",
 ]
 
 KEEP = KeepLast(count=2)
@@ -82,6 +89,63 @@ def save_until_killed(root: str, pipe: Connection) -> None:
             step += 1
             checkpointer.save(step, state_at(step)).result()
             pipe.send(step)
+
+
+def stop_in_a_save(root: str, operation: str, where: str, pipe: Connection) -> None:
+    """Save step 1, and be stopped in the save of step 2; once it goes on, tell how it ends."""
+    store = StopsBefore(root, operation, where)
+    checkpointer = Checkpointer(store)
+    checkpointer.save(1, state_at(1)).result()
+    store.is_armed = True
+    pipe.send("about to be stopped")
+    pipe.send(_save(checkpointer, 2))
+    pipe.send(_save(checkpointer, 3))
+    checkpointer.close()
+
+
+def save_with_a_file_size_limit(root: str, limit_bytes: int, pipe: Connection) -> None:
+    """Save step 1, step 2 with no room for its shard, and step 3 with room again."""
+    checkpointer = Checkpointer(root)
+    pipe.send(_save(checkpointer, 1))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    pipe.send(_save(checkpointer, 2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    pipe.send(sorted(os.listdir(root)))
+    pipe.send(_save(checkpointer, 3))
+    checkpointer.close()
+
+
+class StopsBefore(LocalStore):
+    """Stops its own process, once, before an operation on a key that contains ``where``."""
+
+    def __init__(self, root: str, operation: str, where: str) -> None:
+        super().__init__(root)
+        self.is_armed = False
+        self._operation = operation
+        self._where = where
+
+    def _pass(self, operation: str, key: str) -> None:
+        if self.is_armed and operation == self._operation and self._where in key:
+            self.is_armed = False
+            # To this thread: one to the process would let it go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+    def open_writer(self, key: str, *, length_bytes: int) -> LocalWriter:
+        self._pass("open_writer", key)
+        return super().open_writer(key, length_bytes=length_bytes)
+
+    def make_durable(self, prefix: str) -> None:
+        self._pass("make_durable", prefix)
+        super().make_durable(prefix)
+
+    def list_names(self, prefix: str) -> list[str]:
+        self._pass("list_names", prefix)
+        return super().list_names(prefix)
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        self._pass("put_if_absent", key)
+        return super().put_if_absent(key, data)
 
 
 def _let_threads_wait(pipe: Connection) -> None:
