@@ -13,7 +13,7 @@ from strongroom._version import __version__
 
 if TYPE_CHECKING:
     from strongroom.catalog import Checkpoint
-    from strongroom.checkpointer import Checkpointer, SaveHandle
+    from strongroom.checkpointer import Checkpointer
     from strongroom.config import RaiseAtOnce, Tolerate
     from strongroom.dcp import StrongroomReader, StrongroomWriter
     from strongroom.errors import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnsupportedFormatError,
         WaitTimeoutError,
     )
+    from strongroom.handle import SaveHandle
     from strongroom.registry import register_codec, register_type
     from strongroom.restore import Restored
     from strongroom.retention import KeepAll, KeepLast
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoint": "catalog",
     "Checkpointer": "checkpointer",
-    "SaveHandle": "checkpointer",
+    "SaveHandle": "handle",
     "RaiseAtOnce": "config",
     "Tolerate": "config",
     "StrongroomReader": "dcp",

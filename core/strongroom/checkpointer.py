@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -37,7 +36,6 @@ from strongroom.errors import (
     ConfigError,
     FencedError,
     FormatError,
-    OutcomeUnknownError,
     SaveError,
     StrongroomError,
     WaitTimeoutError,
@@ -52,6 +50,7 @@ from strongroom.events import (
     SaveSkipped,
     SaveStarted,
 )
+from strongroom.handle import Failures, SaveHandle
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
 from strongroom.manifest import MAX_DEADLINE_S, CheckpointRef, Launch, check_run_id
 from strongroom.ranks import Ranks
@@ -79,66 +78,6 @@ _GRACE_S: Final = 60.0
 
 _DRAIN_S: Final = 30.0
 """How long leaving the context with an exception pending waits for the save in flight."""
-
-
-class SaveHandle:
-    """One call of `Checkpointer.save`.
-
-    Attributes:
-        step: the step.
-        skipped: None, or why nothing is saved by this call. The handle then stands for the
-            checkpoint of that step that there is already.
-    """
-
-    def __init__(
-        self,
-        step: int,
-        outcome: Future[Checkpoint],
-        *,
-        skipped: str | None = None,
-        stands_for: SaveHandle | None = None,
-    ) -> None:
-        self.step = step
-        self.skipped = skipped
-        self._outcome = outcome
-        # A failure that any handle of a save has told is not told again by the checkpointer.
-        self._save = stands_for or self
-        self._is_failure_delivered = False
-
-    def wait_staged(self, timeout_s: float | None = None) -> None:
-        """Return once the state may be changed. (In this release it may as soon as ``save`` returned.)"""
-
-    def result(self, timeout_s: float | None = None) -> Checkpoint:
-        """The committed checkpoint.
-
-        Args:
-            timeout_s: seconds to wait; None: until the save ends, which its deadline bounds.
-
-        Raises:
-            SaveError: it did not commit; the cause is attached.
-            FencedError: a later writer has taken the run over.
-            WaitTimeoutError: it is still under way.
-        """
-        try:
-            return self._outcome.result(timeout_s)
-        except FutureTimeoutError:
-            if self._outcome.done():
-                raise
-            raise WaitTimeoutError(
-                f"the save of step {self.step} is still under way after {timeout_s:g} s; it goes on in the "
-                "background"
-            ) from None
-        except StrongroomError:
-            self._save._is_failure_delivered = True
-            raise
-
-    def done(self) -> bool:
-        """Whether it has committed or failed."""
-        return self._outcome.done()
-
-    def __repr__(self) -> str:
-        state = f"skipped: {self.skipped}" if self.skipped else "done" if self.done() else "under way"
-        return f"SaveHandle(step={self.step}, {state})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +150,6 @@ class Checkpointer:
         self._keep = keep
         self._algorithm = check_digest(digest or (policy.digest if policy else None) or "blake3")
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
-        self._on_failure = on_failure
         self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
         self._run_id = _check_run_id(run_id)
@@ -230,11 +168,7 @@ class Checkpointer:
         self._newest: CheckpointRef | None = None
         self._half_removed: set[CheckpointName] = set()
         self._is_closed = False
-        # The background thread writes these; the lock keeps a failure and its count together.
-        self._lock = threading.Lock()
-        self._undelivered: list[tuple[SaveHandle, StrongroomError]] = []
-        self._failures = 0
-        self._failures_in_a_row = 0
+        self._failures = Failures(on_failure)
 
     # ------------------------------------------------------------------------------------ save
 
@@ -270,13 +204,13 @@ class Checkpointer:
         step = _check_step(step)
         extras = Provenance.of(provenance, metrics, tags)
         for earlier in (self._last, self._committed):
-            if earlier is not None and earlier.step == step and not _failed(earlier):
+            if earlier is not None and earlier.step == step and not earlier.has_failed:
                 reason = f"step {step} is saved already, or being saved, by this launch"
                 self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
-                return SaveHandle(step, earlier._outcome, skipped=reason, stands_for=earlier)
+                return SaveHandle.skip(earlier, reason)
         began = self._clock.monotonic()
         self._join()
-        self._raise_undelivered()
+        self._failures.raise_untold()
         self._check_order(step)
         waited = self._clock.monotonic()
         turn = self._turn or self._begin_turn()
@@ -307,7 +241,7 @@ class Checkpointer:
                 stage_s=self._clock.monotonic() - staging,
             )
         )
-        handle = SaveHandle(step, Future())
+        handle = SaveHandle(step)
         job = parallel.start(lambda: self._write(attempt, staged, extras, handle), name="strongroom-save")
         self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
         self._last = handle
@@ -316,13 +250,14 @@ class Checkpointer:
     def _begin_turn(self) -> _Turn:
         """Claim this writer's launch, from the checkpoint that it restored, if any."""
         now_ms = self._clock.now_ms()
+        # Before a run record is written: a root that lost its own must not get another run's.
+        history = self._catalog.history()
         run = begin_run(self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms)
         if self._run_id is not None and run.run != self._run_id:
             raise ConfigError(
                 f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
                 "run needs a root of its own"
             )
-        history = self._catalog.history()
         launch = claim_launch(
             self._store,
             run=run.run,
@@ -354,8 +289,7 @@ class Checkpointer:
             if not isinstance(error, Exception):
                 raise
             return
-        with self._lock:
-            self._failures_in_a_row = 0
+        self._failures.end_row()
         self._newest = committed.ref
         self._emitter.emit(
             CheckpointCommitted(
@@ -367,7 +301,7 @@ class Checkpointer:
                 background_s=self._clock.monotonic() - began,
             )
         )
-        handle._outcome.set_result(Checkpoint.of(committed.commit))
+        handle.settle(Checkpoint.of(committed.commit))
         self._committed = handle
         self._retain(committed)
 
@@ -384,18 +318,9 @@ class Checkpointer:
                 f"It was not committed; {kept} is untouched"
             )
             told.__cause__ = error
-        with self._lock:
-            self._failures += 1
-            self._failures_in_a_row += 1
-            is_tolerated = (
-                isinstance(self._on_failure, Tolerate)
-                and self._failures_in_a_row <= self._on_failure.consecutive
-                and not isinstance(told, FencedError | OutcomeUnknownError)
-            )
-            if not is_tolerated:
-                self._undelivered.append((handle, told))
-        self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=self._failures))
-        handle._outcome.set_exception(told)
+        failures = self._failures.note(handle, told)
+        self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=failures))
+        handle.fail(told)
 
     def _retain(self, committed: Committed) -> None:
         """Retention and orphans, after a commit; never raises into training."""
@@ -510,7 +435,7 @@ class Checkpointer:
         """
         self._check_open()
         self._join(timeout_s)
-        self._raise_undelivered()
+        self._failures.raise_untold()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for the save in flight and end; a second call does nothing.
@@ -522,7 +447,7 @@ class Checkpointer:
             return
         self._join(timeout_s)
         self._is_closed = True
-        self._raise_undelivered()
+        self._failures.raise_untold()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -561,13 +486,6 @@ class Checkpointer:
             ) from None
         self._in_flight = None
 
-    def _raise_undelivered(self) -> None:
-        with self._lock:
-            failed = [error for handle, error in self._undelivered if not handle._is_failure_delivered]
-            self._undelivered.clear()
-        if failed:
-            raise failed[-1]
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("this Checkpointer was closed; build a new one to go on")
@@ -595,8 +513,3 @@ def _check_run_id(run_id: Any) -> str | None:
         return check_run_id(run_id)
     except (FormatError, TypeError) as error:
         raise ConfigError(f"run_id must be a run id: {error}") from None
-
-
-def _failed(handle: SaveHandle) -> bool:
-    outcome = handle._outcome
-    return outcome.done() and outcome.exception() is not None

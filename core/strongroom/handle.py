@@ -1,0 +1,131 @@
+"""What one call of ``save`` returns, and how failures in the background reach the training thread."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from strongroom.catalog import Checkpoint
+from strongroom.config import OnFailure, Tolerate
+from strongroom.errors import FencedError, OutcomeUnknownError, StrongroomError, WaitTimeoutError
+
+__all__ = ["Failures", "SaveHandle"]
+
+
+class SaveHandle:
+    """One call of `Checkpointer.save`.
+
+    Attributes:
+        step: the step.
+        skipped: None, or why nothing is saved by this call. The handle then stands for the
+            checkpoint of that step that there is already.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.skipped: str | None = None
+        self._outcome: Future[Checkpoint] = Future()
+        # Itself, or the handle of the save that a skipped call stands for.
+        self._save = self
+        self._is_failure_told = False
+
+    @classmethod
+    def skip(cls, earlier: SaveHandle, reason: str) -> SaveHandle:
+        """A handle of a call that saves nothing, since ``earlier`` has or will."""
+        handle = cls(earlier.step)
+        handle.skipped = reason
+        handle._outcome = earlier._outcome
+        handle._save = earlier._save
+        return handle
+
+    def wait_staged(self, timeout_s: float | None = None) -> None:
+        """Return once the state may be changed. (In this release it may as soon as ``save`` returned.)"""
+
+    def result(self, timeout_s: float | None = None) -> Checkpoint:
+        """The committed checkpoint.
+
+        Args:
+            timeout_s: seconds to wait; None: until the save ends, which its deadline bounds.
+
+        Raises:
+            SaveError: it did not commit; the cause is attached.
+            FencedError: a later writer has taken the run over.
+            WaitTimeoutError: it is still under way.
+        """
+        try:
+            return self._outcome.result(timeout_s)
+        except FutureTimeoutError:
+            if self._outcome.done():
+                raise
+            raise WaitTimeoutError(
+                f"the save of step {self.step} is still under way after {timeout_s:g} s; it goes on in the "
+                "background"
+            ) from None
+        except StrongroomError:
+            self._save._is_failure_told = True
+            raise
+
+    def done(self) -> bool:
+        """Whether it has committed or failed."""
+        return self._outcome.done()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended without a commit."""
+        return self._outcome.done() and self._outcome.exception() is not None
+
+    def settle(self, checkpoint: Checkpoint) -> None:
+        """Say that it has committed; called once, in the background."""
+        self._outcome.set_result(checkpoint)
+
+    def fail(self, error: StrongroomError) -> None:
+        """Say that it has failed; called once, in the background."""
+        self._outcome.set_exception(error)
+
+    def __repr__(self) -> str:
+        state = f"skipped: {self.skipped}" if self.skipped else "done" if self.done() else "under way"
+        return f"SaveHandle(step={self.step}, {state})"
+
+
+class Failures:
+    """Failed saves: counted, tolerated where that was asked for, else kept until someone is told.
+
+    The background thread notes them, the training thread raises them.
+    """
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        self._on_failure = on_failure
+        self._untold: list[tuple[SaveHandle, StrongroomError]] = []
+        self._count = 0
+        self._in_a_row = 0
+        # Keeps a failure and its count together.
+        self._lock = threading.Lock()
+
+    def note(self, handle: SaveHandle, error: StrongroomError) -> int:
+        """Take a failure up; how many there have been."""
+        with self._lock:
+            self._count += 1
+            self._in_a_row += 1
+            is_tolerated = (
+                isinstance(self._on_failure, Tolerate)
+                and self._in_a_row <= self._on_failure.consecutive
+                # These say that going on may be wrong, which is never tolerable.
+                and not isinstance(error, FencedError | OutcomeUnknownError)
+            )
+            if not is_tolerated:
+                self._untold.append((handle, error))
+            return self._count
+
+    def end_row(self) -> None:
+        """Note that a save has committed."""
+        with self._lock:
+            self._in_a_row = 0
+
+    def raise_untold(self) -> None:
+        """Raise the latest failure that no handle has told either; each is raised once."""
+        with self._lock:
+            failed = [error for handle, error in self._untold if not handle._is_failure_told]
+            self._untold.clear()
+        if failed:
+            raise failed[-1]
