@@ -29,6 +29,9 @@ LIGHTNINGS_OWN_WARNINGS = (
 )
 
 
+torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What Lightning says about small runs is no finding; that a resumed loader is not resumable would be."""
     if item.path.is_relative_to(Path(__file__).parent):
