@@ -150,3 +150,8 @@ def run(pristine: Run, copy_of: Callable[[Run], Run]) -> Run:
 @pytest.fixture
 def forger(run: Run) -> Forger:
     return Forger(run)
+
+
+@pytest.fixture
+def forger_at(run: Run) -> Callable[[int], Forger]:
+    return lambda step: Forger(run, step)
