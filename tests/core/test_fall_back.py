@@ -277,7 +277,7 @@ def test_when_all_are_damaged_the_error_says_why_and_is_never_nothing_to_restore
 
 
 def big_state(value: float) -> dict[str, torch.Tensor]:
-    """Two tensors of several blocks each, so that a damage in the second is met after the first was filled."""
+    """Two tensors of several blocks each: a damage in the second is met after the first was filled."""
     return {name: torch.full((1_500_000,), float(value)) for name in ("a", "b")}
 
 
@@ -290,7 +290,7 @@ def test_when_all_are_damaged_the_tensors_that_were_written_to_are_named(
             checkpointer.save(step, big_state(step))
     damage(root, 1, 2)
     template = {name: torch.zeros(1_500_000) for name in ("a", "b")}
-    with pytest.raises(NoWholeCheckpointError, match="Undefined now.*a, b") as caught:
+    with pytest.raises(NoWholeCheckpointError, match=r"Undefined now.*a, b") as caught:
         begin(root).restore(template)
     assert caught.value.undefined == ("a", "b")
     assert {step for step, _ in caught.value.reasons} == {1, 2}
