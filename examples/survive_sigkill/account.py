@@ -108,14 +108,12 @@ class Account:
         else:
             where = f"at batch {last.batch + 1} of epoch {last.epoch + 1}, {_count(last.step, 'step')} done"
         self._event("✖", "bold red", f"SIGKILL {where}")
-        whole = ", ".join(map(str, disk.whole)) or "none"
-        self._line(f"on disk: whole checkpoints of steps {whole}")
+        whole = ", ".join(f"step {step}" for step in disk.whole)
+        self._line(f"on disk: {whole or 'nothing whole'}")
         for folder in torn:
             files, size_bytes = size_of(folder)
-            self._line(
-                f"         step {step_of(folder)} half-written: {_count(files, 'file')}, "
-                f"{size_bytes / 1e6:.1f} MB, no COMMIT"
-            )
+            size = f"{_count(files, 'file')}, {size_bytes / 1e6:.1f} MB"
+            self._line(f"         step {step_of(folder)} half-written: {size}, no COMMIT")
 
     def escaped(self) -> None:
         self._event("▷", "yellow", "the run was over before this kill could strike")

@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         account.fails("interrupted")
         return 130
     if options.keep is None:
-        advice = "To look at what the kills leave behind, keep it, and see the commands named then:"
+        advice = "To keep both runs, and look at what the kills leave behind:"
         commands = [f"python {sys.argv[0]} --keep DIR"]
     else:
         advice = "Look at what the kills left behind:"
