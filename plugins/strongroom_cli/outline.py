@@ -6,7 +6,7 @@ it would be long; `plain` loses nothing.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,7 +38,8 @@ _NAMESPACES: Final = {"namespace": "SimpleNamespace", "argparse_namespace": "arg
 _HEADED: Final = frozenset({"ordered_dict", "defaultdict", "deque"})
 """Their payload begins with something that is no item."""
 
-_FLOATS: Final = frozenset({"inf", "-inf"})
+_FINITE: Final = re.compile(r"-?[0-9]+\.?[0-9]*(e[+-]?[0-9]{1,3})?")
+"""Python's ``repr`` of a finite float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ class _Outline:
 
 
 def _tag(node: Json) -> str | None:
-    tag = node.get("$") if type(node) is dict else None
+    """A node's tag; None for what has none, or is no node."""
+    tag = node.get("$") if type(node) is dict and "v" in node else None
     return tag if type(tag) is str else None
 
 
@@ -207,9 +209,8 @@ def plain(node: Json) -> Any:
     payload = node["v"]
     if tag == "tuple" and type(payload) is list:
         return [plain(item) for item in payload]
-    if tag == "float" and type(payload) is str and not payload.startswith("nan") and payload not in _FLOATS:
-        value = float(payload)
-        return value if math.isfinite(value) else node
+    if tag == "float" and type(payload) is str and _FINITE.fullmatch(payload):
+        return float(payload)
     if tag == "dict" and type(payload) is list:
         is_object = all(type(pair) is list and len(pair) == 2 and type(pair[0]) is str for pair in payload)
         if is_object and {pair[0] for pair in payload} != {"$", "v"}:

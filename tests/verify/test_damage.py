@@ -70,11 +70,10 @@ def test_a_superseded_checkpoint_is_verified_with_everything(run: Run) -> None:
 def test_every_changed_byte_of_every_file_of_a_checkpoint_names_that_file(run: Run) -> None:
     store, name = LocalStore(run.root), run.name(3)
     for file in run.files():
-        if run.is_sha256 and file in ("COMMIT", "data/MANIFEST.json"):
-            continue  # They are pinned alike whatever the digest of the rest is.
         path = run.newest / file
         whole = path.read_bytes()
-        for position in range(len(whole)):
+        # Every byte once; with the other digest, which only differs in how a file is hashed, some.
+        for position in range(0, len(whole), 7 if run.is_sha256 else 1):
             changed = bytearray(whole)
             changed[position] ^= 1 << (position % 8)
             path.write_bytes(changed)
