@@ -265,8 +265,9 @@ def _decode_tensors(columns: _Columns, paths: list[str], what: str) -> list[Tens
 def _check_chunks(record: TensorRecord, what: str) -> None:
     """Chunks lie within the tensor and hold as many elements as it does."""
     elements = math.prod(record.shape)
-    if elements > _MAX_ELEMENTS:
-        raise FormatError(f"{what}: {record.name[:80]!r} has {elements} elements")
+    # An empty tensor's other dimensions are bounded too: strides are computed from them.
+    if math.prod(size or 1 for size in record.shape) > _MAX_ELEMENTS:
+        raise FormatError(f"{what}: {record.name[:80]!r} has the shape {list(record.shape)}")
     for chunk in record.chunks:
         for offset, size, whole in zip(chunk.offsets, chunk.sizes, record.shape, strict=True):
             if offset + size > whole:

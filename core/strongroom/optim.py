@@ -103,7 +103,10 @@ class OptimizerState:
             numbers = {name: number for number, name in enumerate(names)}
         state: dict[Any, Any] = {numbers[name]: value for name, value in self.state.items()}
         state.update(self.other_state)
-        groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in self.groups]
+        # In the optimizer's own order: torch pairs a group's numbers with its parameters by position.
+        groups = [
+            {**group, "params": sorted(numbers[name] for name in group["params"])} for group in self.groups
+        ]
         return {"state": state, "param_groups": groups, **self.extra}
 
 
