@@ -603,6 +603,37 @@ def test_a_tensor_of_another_kind_is_no_array_of_the_stored_dtype() -> None:
             arrays.array_of(tensor, dtype)
 
 
+@pytest.mark.parametrize(
+    "value", (np.str_("a\0"), np.str_("\0"), np.bytes_(b"a\0"), np.bytes_(b"")), ids=ascii
+)
+def test_a_numpy_string_keeps_the_nuls_at_its_end(value: Any) -> None:
+    back = round_trip(value)
+    assert type(back) is type(value)
+    assert list(back) == list(value)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="only x86's long double has padding")
+def test_what_pads_a_long_double_does_not_reach_the_document() -> None:
+    one, two = bytearray(np.longdouble(1).tobytes()), bytearray(np.longdouble(1).tobytes())
+    one[10:], two[10:] = b"\x00" * 6, b"\xff" * 6
+    for shape in ((), (1,)):
+        arrays_of = [np.ndarray(shape, np.longdouble, buffer=item) for item in (one, two)]
+        assert Encoder().encode(arrays_of[0]) == Encoder().encode(arrays_of[1])
+        assert identical(round_trip(arrays_of[1]), arrays_of[0])
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant != 63, reason="what is another machine's differs by machine"
+)
+def test_a_long_double_of_another_machine_is_a_mismatch() -> None:
+    for node in (
+        {"$": "numpy.array", "v": ["<f16", [0], ""]},
+        {"$": "numpy.array", "v": ["x87:<f8", [0], ""]},
+    ):
+        with pytest.raises(StateMismatchError, match="another kind of machine"):
+            Decoder().decode(node)
+
+
 def test_an_array_owns_what_it_comes_back_with() -> None:
     back = round_trip(np.arange(3))
     back += 1
