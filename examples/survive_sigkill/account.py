@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -112,7 +113,7 @@ class Account:
         self._line(f"on disk: {whole or 'nothing whole'}")
         for folder in torn:
             files, size_bytes = size_of(folder)
-            size = f"{_count(files, 'file')}, {size_bytes / 1e6:.1f} MB"
+            size = f"{_count(files, 'file')}, {filesize.decimal(size_bytes)}"
             self._line(f"         step {step_of(folder)} half-written: {size}, no COMMIT")
 
     def escaped(self) -> None:

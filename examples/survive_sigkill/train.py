@@ -52,7 +52,7 @@ class StandardLibrary(Dataset[Tensor]):
 class ByteTransformer(lightning.LightningModule):
     """Guesses each next byte from those before it."""
 
-    def __init__(self, width: int = 96, layers: int = 3, heads: int = 4, dropout: float = 0.1) -> None:
+    def __init__(self, width: int = 96, layers: int = 2, heads: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.bytes = nn.Embedding(256, width)
