@@ -95,7 +95,8 @@ class StrongroomWriter(StorageWriter):
             number of a step, or None to begin a line of its own.
         digest: ``"blake3"`` or ``"sha256"``.
         timeout_s: seconds after which a save never commits.
-        clock, draw: time, and random hex digits for ``n`` bytes.
+        clock: the time.
+        draw: random hex digits for ``n`` bytes.
     """
 
     def __init__(

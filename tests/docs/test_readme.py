@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-README = Path(__file__).parents[2] / "README.md"
-BLOCK = re.compile(r"<!-- executed by the tests -->\n```python\n(.*?)```", re.DOTALL)
+from pages import README, blocks, run
 
 
 @pytest.fixture(scope="module")
 def quick_start() -> str:
-    (block,) = BLOCK.findall(README.read_text(encoding="utf-8"))
-    return str(block)
-
-
-def run(program: str, folder: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
+    (block,) = blocks(README)
+    return block.text
 
 
 def test_the_quick_start_leaves_the_three_newest_checkpoints(quick_start: str, tmp_path: Path) -> None:

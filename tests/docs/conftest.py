@@ -1,0 +1,8 @@
+"""What reads the pages is shared by the tests here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,72 @@
+"""Both tutorials keep their promise: killed and started again, the program ends with the same weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import DOCS, files
+
+TUTORIALS = DOCS / "tutorial"
+
+
+def shorter(program: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert program.count(old) == 1, f"the tutorial has changed: {old!r}"
+        program = program.replace(old, new)
+    return program
+
+
+def start(program: str, folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", program],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_line(program: str, folder: Path) -> tuple[str, str]:
+    """Run to the end; the last line, and all that was printed."""
+    output, errors = (child := start(program, folder)).communicate()
+    assert child.returncode == 0, errors
+    return output.splitlines()[-1], output
+
+
+def kill_at(program: str, folder: Path, line: str) -> None:
+    with start(program, folder) as child:
+        assert child.stdout is not None
+        for printed in child.stdout:
+            if printed.startswith(line):
+                child.kill()
+                break
+    assert child.returncode == -9
+
+
+def test_the_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) -> None:
+    program = shorter(files(TUTORIALS / "own-loop.md")["loop.py"], ("time.sleep(0.02)", "time.sleep(0.002)"))
+    expected, _ = last_line(program, tmp_path / "whole")
+    kill_at(program, tmp_path / "killed", "step 400")
+    found, output = last_line(program, tmp_path / "killed")
+    assert found == expected
+    assert "starting at step 1\n" not in output
+
+
+def test_the_lightning_run_ends_with_the_same_weights_after_a_kill(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("needs lightning, which is not installed")
+    program = shorter(
+        files(TUTORIALS / "index.md")["train.py"],
+        ("time.sleep(0.02)", "time.sleep(0.002)"),
+        ("max_epochs=4", "max_epochs=2"),
+    )
+    expected, _ = last_line(program, tmp_path / "whole")
+    kill_at(program, tmp_path / "killed", "epoch 0 step 100")
+    found, output = last_line(program, tmp_path / "killed")
+    assert found == expected
+    assert "step 0 loss" not in output
