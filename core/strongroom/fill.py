@@ -19,7 +19,7 @@ import torch
 
 from strongroom import optim, paths, stage
 from strongroom.dtypes import torch_dtype
-from strongroom.errors import FormatError, StateMismatchError
+from strongroom.errors import FormatError, StateMismatchError, StrongroomError
 from strongroom.forms import mapping_pairs, optimizer_parts, payload_of
 from strongroom.index import Index, TensorRecord
 from strongroom.keypath import Path, key_path
@@ -42,8 +42,19 @@ class _Load:
     """Hands one object its state, once that is decoded."""
 
     order: int
+    path: Path
     decode: Callable[[], Any]
     apply: Callable[[Any], None]
+
+    def run(self, value: Any) -> None:
+        try:
+            self.apply(value)
+        except StrongroomError:
+            raise
+        except Exception as error:
+            raise StateMismatchError(
+                f"{key_path(self.path)} refuses the state that was saved: {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +88,7 @@ class Filling:
             state = self._build()
             decoded = [(load, load.decode()) for load in sorted(self._loads, key=lambda load: load.order)]
         for load, value in decoded:
-            load.apply(value)
+            load.run(value)
         return state
 
 
@@ -103,6 +114,8 @@ def match(
         FormatError: the document is not what it should be.
     """
     matcher = _Matcher(template, rank_values, index, selection)
+    if payload_of(document, "dict") is None:
+        raise FormatError("the state's document is no dict")
     with _bounded_depth():
         matcher.filling._build = matcher.visit({} if template is None else template, document, ())
     matcher.check()
@@ -217,11 +230,14 @@ class _Matcher:
                 template, path, "is a torch.Generator here and something else in the checkpoint"
             )
         self._stored.allocate(found, path)
-        self._later(
-            _REST,
-            lambda: self._stored.generator_state(payload, path),
-            lambda state: set_generator(template, state),
-        )
+
+        def decode() -> torch.Tensor:
+            state = self._stored.generator_state(payload, path)
+            # Held against a generator of its own, so that a malformed one is found before anything is loaded.
+            set_generator(torch.Generator(template.device), state)
+            return state
+
+        self._later(_REST, path, decode, lambda state: set_generator(template, state))
         return lambda: template
 
     def _visit_stateful(self, template: Any, found: Node, path: Path) -> Build:
@@ -229,7 +245,7 @@ class _Matcher:
         node = found if payload is None else payload
         if self._wants(paths.spell(path)):
             self._stored.allocate(node, path)
-            self._later(_REST, lambda: self._stored.decode(node, path), template.load_state_dict)
+            self._later(_REST, path, lambda: self._stored.decode(node, path), template.load_state_dict)
         return lambda: template
 
     def _visit_module(self, module: torch.nn.Module, found: Node, path: Path) -> Build:
@@ -267,9 +283,7 @@ class _Matcher:
             }
             return {**loaded, **decoded}
 
-        self._later(
-            _MODULES, decode, lambda full: _load_module(module, full, state_dict, versions, key_path(path))
-        )
+        self._later(_MODULES, path, decode, lambda full: _load_module(module, full, state_dict, versions))
         return lambda: module
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, found: Node, path: Path) -> Build:
@@ -281,7 +295,7 @@ class _Matcher:
         groups_node, state_pairs, other_node, extra_node = optimizer_parts(payload, path)
         named = NamedParameters.of(optimizer, self._parameters)
         stored_names = {self._selection.stored_name(name): name for name in named.parameters}
-        groups = self._stored.groups(groups_node, path)
+        groups = self._stored.named_groups(groups_node, path)
         self._match_groups(groups, stored_names, named, path)
         for node in (other_node, extra_node):
             self._stored.allocate(node, path)
@@ -310,7 +324,7 @@ class _Matcher:
                 extra=read(extra_node, path),
             )
 
-        self._later(_OPTIMIZERS, decode, lambda state: optim.load_named_state(optimizer, state, named))
+        self._later(_OPTIMIZERS, path, decode, lambda state: optim.load_named_state(optimizer, state, named))
         return lambda: optimizer
 
     def _visit_optimizer_of_plain_values(
@@ -418,8 +432,8 @@ class _Matcher:
 
     # ---------------------------------------------------------------------------------- verdict
 
-    def _later(self, order: int, decode: Callable[[], Any], apply: Callable[[Any], None]) -> None:
-        self.filling._loads.append(_Load(order, decode, apply))
+    def _later(self, order: int, path: Path, decode: Callable[[], Any], apply: Callable[[Any], None]) -> None:
+        self.filling._loads.append(_Load(order, path, decode, apply))
 
     def _wants(self, name: str) -> bool:
         if self._selection.only is None:
@@ -512,14 +526,10 @@ def _load_module(
     loaded: dict[str, Any],
     state_dict: Any,
     versions: Mapping[str, Any] | None,
-    where: str,
 ) -> None:
     """Hand a module its state, its hooks and extra state included; its tensors are filled already."""
     full: Any = OrderedDict((name, loaded[name]) for name in state_dict if name in loaded)
     if versions is not None:
         prefixes = getattr(state_dict, "_metadata", {})
         full._metadata = {**{prefix: {"version": 1} for prefix in prefixes}, **versions}
-    try:
-        module.load_state_dict(full, strict=len(loaded) == len(state_dict))
-    except RuntimeError as error:
-        raise StateMismatchError(f"{where}: the module refuses its state: {error}") from error
+    module.load_state_dict(full, strict=len(loaded) == len(state_dict))

@@ -145,7 +145,7 @@ class Rebuilder:
         groups_node, state_pairs, other_node, extra_node = optimizer_parts(payload, path)
         decode = self.decode
         state = OptimizerState(
-            groups=self.groups(groups_node, path),
+            groups=self.named_groups(groups_node, path),
             state={pair[0]: decode(pair[1], (*path, "state", pair[0])) for pair in state_pairs},
             other_state=decode(other_node, path),
             extra=decode(extra_node, path),
@@ -171,6 +171,13 @@ class Rebuilder:
             raise FormatError(f"{key_path(path)}: parameter groups that are no list of dicts with 'params'")
         return list(groups)
 
+    def named_groups(self, node: Node, path: Path) -> list[dict[str, Any]]:
+        """As `groups`, where parameters go by name, which a save writes."""
+        groups = self.groups(node, path)
+        if not all(type(name) is str for group in groups for name in group["params"]):
+            raise FormatError(f"{key_path(path)}: parameter groups whose parameters are not named")
+        return groups
+
     def mapping_nodes(self, found: Node, path: Path) -> dict[Any, Node] | None:
         """A stored dict's nodes by key; None: it is none."""
         if payload_of(found, "module") is not None:
@@ -181,7 +188,13 @@ class Rebuilder:
             return None
         nodes: dict[Any, Node] = {}
         for key_node, value in pairs:
-            nodes[self.decode(key_node, path)] = value
+            key = self.decode(key_node, path)
+            try:
+                nodes[key] = value
+            except TypeError as error:
+                raise FormatError(f"{key_path(path)}: a key that cannot be one: {error}") from None
+        if len(nodes) != len(pairs):
+            raise FormatError(f"{key_path(path)}: a dict with one key twice")
         return nodes
 
     def module_nodes(
@@ -200,7 +213,10 @@ class Rebuilder:
         versions = self.decode(payload[0], path)
         if not isinstance(versions, dict):
             raise FormatError(f"{key_path(path)}: a module whose versions are no dict")
-        return dict(payload[1:]), versions
+        values = dict(payload[1:])
+        if len(values) != len(payload) - 1:
+            raise FormatError(f"{key_path(path)}: a module with one name twice")
+        return values, versions
 
     def _plain_versions(self, found: Node, path: Path) -> Mapping[str, Any] | None:
         """The versions that torch's ``state_dict()`` carries in an attribute, where they were kept."""
@@ -217,5 +233,5 @@ def set_generator(generator: torch.Generator, state: torch.Tensor) -> None:
     """Give a generator a stored state; FormatError where it is none."""
     try:
         generator.set_state(state)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise FormatError(f"the state of a torch.Generator is not one: {error}") from None
