@@ -346,3 +346,10 @@ def test_checking_does_not_change_the_document() -> None:
     value = read(with_self_digest({"a": 1}))
     check_self_digest(value, "it")
     assert "~digest" in value
+
+
+@pytest.mark.parametrize("digits", (16, 17, 18, 5_000, 100_000))
+def test_an_integer_of_any_length_is_refused_for_its_size(digits: int) -> None:
+    for data in (b"9" * digits, b"-" + b"9" * digits):
+        with pytest.raises(FormatError, match=r"not below 2\^53"):
+            read(data)
