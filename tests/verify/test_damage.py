@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -362,17 +365,31 @@ def test_progress_only_grows_and_ends_at_what_was_announced(large: Run) -> None:
     assert seen[-1].done_bytes > 4 << 20
 
 
-@pytest.mark.parametrize("workers", (1, 3))
-def test_an_interrupt_ends_the_work_at_once(large: Run, workers: int) -> None:
+def test_an_interrupt_ends_the_work_at_the_next_block(large: Run) -> None:
     read = []
 
     def interrupt(progress: Progress) -> None:
         read.append(progress.done_bytes)
-        raise KeyboardInterrupt
+        if len(read) == 1:
+            _thread.interrupt_main()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.3)  # as a slow disk would: the main thread hears of it meanwhile
 
+    (large.newest / "data/index.safetensors").unlink()  # so that the shard is the first that is read
     with pytest.raises(KeyboardInterrupt):
-        verify(LocalStore(large.root), workers=workers, on_progress=interrupt)
-    assert len(read) <= workers + 1
+        verify(LocalStore(large.root), workers=2, on_progress=interrupt)
+    blocks = -(-(large.newest / "data/00000-00.safetensors").stat().st_size // (1 << 20))
+    assert len(read) < blocks
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hash")]
+
+
+def test_what_a_listener_raises_ends_the_work(large: Run) -> None:
+    def refuse(progress: Progress) -> None:
+        raise ValueError("no")
+
+    for workers in (1, 3):
+        with pytest.raises(ValueError, match="no"):
+            verify(LocalStore(large.root), workers=workers, on_progress=refuse)
 
 
 # ------------------------------------------------------------------------------------ reads alone
