@@ -34,6 +34,7 @@ class Net(lightning.LightningModule):
 
 
 def main(root: str) -> None:
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     lightning.seed_everything(5, verbose=False)
