@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from account import Account, Watch
 from comparison import differences
@@ -28,6 +30,8 @@ SAVE_POLL_S = 0.001
 
 SILENCE_S = 180.0
 """A training that says nothing for so long is stuck, even on a machine that is very busy."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrainingError(Exception):
@@ -194,11 +198,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End after Ctrl-C and its like; whoever presses it twice does not stop the cleaning up."""
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     account = Account(Console(highlight=False))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # clean up as after Ctrl-C
+    for number in ENDING:
+        signal.signal(number, interrupt)
     try:
         with tempfile.TemporaryDirectory(prefix="strongroom-") as temporary:
             is_proved = perform(options, account, Path(temporary))
