@@ -7,9 +7,6 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +15,7 @@ import pytest
 # What another process runs must be importable there by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-_WAIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Child:
-    """A process and the pipe through which it talks."""
-
-    process: BaseProcess
-    pipe: Connection
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
-    def hear(self) -> Any:
-        """The next thing that it says; EOFError once it has died."""
-        assert self.pipe.poll(_WAIT_S), "a child process says nothing"
-        return self.pipe.recv()
-
-    def say(self, word: Any) -> None:
-        self.pipe.send(word)
-
-    def end(self) -> tuple[int, list[Any]]:
-        """Wait for its end: the exit code, and all that it had still said."""
-        heard = []
-        while True:
-            try:
-                heard.append(self.hear())
-            except EOFError:
-                break
-        self.process.join(_WAIT_S)
-        assert self.process.exitcode is not None, "a child process does not end"
-        return self.process.exitcode, heard
+from crash_processes import WAIT_S, Child
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +53,7 @@ def start(_nursery: Any) -> Iterator[Callable[..., Child]]:
     yield begin
     for child in children:
         child.process.kill()
-        child.process.join(_WAIT_S)
+        child.process.join(WAIT_S)
         child.process.close()
         child.pipe.close()
 

@@ -27,7 +27,6 @@ __all__ = [
     "assert_is_state_at",
     "assert_newest_is",
     "assert_whole",
-    "hidden_names",
     "leftovers",
     "numbers_from",
     "state_at",
@@ -95,11 +94,6 @@ def leftovers(store: Store) -> set[str]:
         wanted |= {f"{name.folder}/{DATA}/{path}" for path in (*files, MANIFEST)}
         wanted.add(f"{name.folder}/{COMMIT}")
     return {key for key in _keys(store, "") if key.startswith("step-")} - wanted
-
-
-def hidden_names(root: Path) -> list[str]:
-    """Files under a root that no store ever lists: what was to become something and did not."""
-    return [name for _, _, names in os.walk(root) for name in names if name.startswith(".")]
 
 
 def _keys(store: Store, prefix: str) -> Iterator[str]:

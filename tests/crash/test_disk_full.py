@@ -10,7 +10,7 @@ from typing import Any
 import crash_children as children
 import pytest
 import torch
-from conftest import Child
+from crash_processes import Child
 from crash_states import assert_whole, leftovers
 
 from strongroom import Checkpointer

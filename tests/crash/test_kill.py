@@ -24,8 +24,8 @@ from typing import Any
 
 import crash_children as children
 import pytest
-from conftest import Child
 from crash_children import Waiting
+from crash_processes import Child
 from crash_states import age, assert_newest_is, assert_whole, leftovers, state_at
 
 from strongroom import Checkpointer

@@ -15,19 +15,17 @@ from typing import Any
 
 import crash_children as children
 import pytest
-from conftest import Child
+from crash_processes import WAIT_S, Child
 from crash_states import assert_is_state_at, leftovers, state_at
 
 from strongroom import Checkpointer
 from strongroom.stores.local import LocalStore
 
-_WAIT_S = 60.0
-
 
 def _stopped(start: Callable[..., Child], root: Path, operation: str, where: str) -> Child:
     child = start(children.stop_in_a_save, str(root), operation, where)
     assert child.hear() == "about to be stopped"
-    ends_at = time.monotonic() + _WAIT_S
+    ends_at = time.monotonic() + WAIT_S
     while Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < ends_at, "the child was never stopped"
         time.sleep(0.005)
