@@ -240,7 +240,13 @@ class Attempt:
             _LOG.debug("the remains of %s stay until garbage collection: %s", self.name, error)
 
     def _check_is_ours(self, commit: Commit) -> None:
-        stored = self._store.read(self.name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        try:
+            stored = self._store.read(self.name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        except StoreError as error:
+            raise OutcomeUnknownError(
+                f"{self.name.commit_key} stands, and could not be read to see whether it is this save's: "
+                f"{error}; open the root again to see"
+            ) from error
         if stored != commit.encode():
             raise SaveError(
                 f"{self.name.commit_key} exists and is not this save's: {self._store.uri} is written by "

@@ -26,6 +26,7 @@ from strongroom import Checkpointer, KeepLast
 from strongroom.errors import OutcomeUnknownError, SaveError, StoreError, StrongroomError
 from strongroom.layout import COMMIT, DATA
 from strongroom.restore import Restored
+from strongroom.stores.base import Buffer
 from strongroom.stores.memory import MemoryStore
 from strongroom.testing import Fault, FaultyStore, every_fault
 
@@ -198,6 +199,30 @@ def test_an_uncommitted_folder_is_left_alone_until_twice_its_deadline(old: World
             later.save(step, state_at(step))
         assert leftovers(store.inner) == (set() if gone else remains)
         old.clock.seconds += 1
+
+
+class _RepeatsItsCommits(MemoryStore):
+    """Loses the first answer and asks again by itself, as a client of a bucket may."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        created = super().put_if_absent(key, data)
+        return super().put_if_absent(key, data) if key.endswith(COMMIT) else created
+
+
+def test_a_commit_that_is_found_standing_is_this_saves_own() -> None:
+    store = _RepeatsItsCommits()
+    with Checkpointer(store) as checkpointer:
+        assert checkpointer.save(1, state_at(1)).result().step == 1
+    assert_newest_is(store, 1)
+
+
+def test_a_commit_that_is_found_standing_and_cannot_be_read_is_not_told_as_a_failure() -> None:
+    for store in every_fault(_RepeatsItsCommits, faults=[Fault.REFUSED], only=["read"]):
+        checkpointer = Checkpointer(store, draw=numbers_from(1))
+        error = _live(checkpointer, 1, "wait")
+        if error is not None and steps_seen(store.inner):
+            assert isinstance(error, OutcomeUnknownError)
+        assert assert_whole(store.inner) == ([1] if not isinstance(error, StoreError) else [])
 
 
 # Restore
