@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -371,7 +371,7 @@ def test_an_interrupt_ends_the_work_at_the_next_block(large: Run) -> None:
     def interrupt(progress: Progress) -> None:
         read.append(progress.done_bytes)
         if len(read) == 1:
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
             time.sleep(0.3)  # as a slow disk would: the main thread hears of it meanwhile
 
