@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +28,8 @@ _FILES_AHEAD: Final = 32
 """Files under way at once: the rest of a manifest waits, so that memory stays flat."""
 
 _MAX_RANGES: Final = 5
+
+_TURN_S: Final = 0.2
 
 Outcome = Callable[[], bytes]
 """Waits for one file; the bytes that were kept of it, if its digest is right.
@@ -53,7 +55,17 @@ class Hashing:
 
     def submit(self, work: Callable[[], _Span]) -> Callable[[], _Span]:
         """Have work done; what is returned waits for its result, and raises what it raised."""
-        return self._pool.submit(work).result if self._pool is not None else work
+        if self._pool is None:
+            return work
+        future = self._pool.submit(work)
+
+        def result() -> _Span:
+            # In turns: a Ctrl-C that comes just as a wait begins is heard only when that wait ends.
+            while not wait([future], _TURN_S).done:
+                pass
+            return future.result()
+
+        return result
 
     def advance(self, length_bytes: int) -> None:
         """Count a piece; ends the thread's work once nobody waits for it any more."""
@@ -130,7 +142,7 @@ class _File:
         ]
 
     def outcome(self) -> bytes:
-        spans = [wait() for wait in self._spans]
+        spans = [span() for span in self._spans]
         digests = b"".join(span.digests for span in spans)
         found = Digest("sha256", digests) if self._algorithm == "sha256" else digest_of_blocks(digests)
         if not found.matches(self._record.digest):
