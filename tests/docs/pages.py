@@ -93,6 +93,7 @@ def run(source: str, folder: Path) -> str:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",  # on a busy machine threads that wait for one another take minutes
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "120",
     }
