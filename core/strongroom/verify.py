@@ -17,9 +17,8 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 from strongroom import layout
 from strongroom.catalog import History
@@ -30,9 +29,8 @@ from strongroom.errors import (
     FormatError,
     IntegrityError,
     ObjectNotFoundError,
-    StoreError,
-    UnsupportedFormatError,
 )
+from strongroom.findings import CheckpointReport, Findings, Kind, Problem, Report, Verdict
 from strongroom.hashing import Hashing, hash_files
 from strongroom.layout import CheckpointName
 from strongroom.lineage import current_line
@@ -64,88 +62,7 @@ __all__ = [
 MAX_WORKERS: Final = 4
 """Threads that read and hash: more do not help one disk."""
 
-Kind = Literal["damaged", "missing", "unexpected", "unreadable", "unsupported"]
-Verdict = Literal["whole", "damaged", "unverified"]
-
 _DOCUMENTS: Final = frozenset({layout.MANIFEST, layout.INDEX, layout.STATE, layout.PROVENANCE})
-_DAMAGE: Final = frozenset({"damaged", "missing", "unexpected"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Problem:
-    """One thing that is wrong with one file.
-
-    Attributes:
-        key: the file, as a path under the root; a folder ends in ``/``.
-        kind: ``damaged``, ``missing`` or ``unexpected`` is damage. ``unreadable`` (the store
-            refused or failed) and ``unsupported`` (another format version) is not known.
-        message: what is wrong, without the file's name.
-    """
-
-    key: str
-    kind: Kind
-    message: str
-
-    @property
-    def is_damage(self) -> bool:
-        return self.kind in _DAMAGE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReport:
-    """What was found out about one checkpoint.
-
-    Attributes:
-        name: which one.
-        commit: its commit; None where that could not be read or is damaged.
-        problems: everything that is wrong, sorted by file.
-        file_count: files that were read whole and found right, ``COMMIT`` and manifest included.
-        size_bytes: of these files.
-    """
-
-    name: CheckpointName
-    commit: Commit | None
-    problems: tuple[Problem, ...]
-    file_count: int
-    size_bytes: int
-
-    @property
-    def verdict(self) -> Verdict:
-        return _verdict(self.problems)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was found out about a root.
-
-    Attributes:
-        uri: the root.
-        run: the run's id; None where its record is missing or damaged.
-        root_problems: about the run record and the launch records, which are always verified.
-        checkpoints: those that were verified, in the order of the line.
-        file_count, size_bytes: all files read whole and found right, the records included.
-        rollback_protection: ``none``: nothing outside of the root says which checkpoint should
-            be the newest, so an older state of the whole root verifies too.
-    """
-
-    uri: str
-    run: str | None
-    root_problems: tuple[Problem, ...]
-    checkpoints: tuple[CheckpointReport, ...]
-    file_count: int
-    size_bytes: int
-    rollback_protection: Literal["none"] = "none"
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Everything that is wrong anywhere."""
-        return self.root_problems + tuple(
-            problem for checkpoint in self.checkpoints for problem in checkpoint.problems
-        )
-
-    @property
-    def verdict(self) -> Verdict:
-        return _verdict(self.problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +146,6 @@ def verify_checkpoint(
         return _check(store, root, name, hashing)
 
 
-def _verdict(problems: tuple[Problem, ...]) -> Verdict:
-    if any(problem.is_damage for problem in problems):
-        return "damaged"
-    return "unverified" if problems else "whole"
-
-
 @contextlib.contextmanager
 def _hashing(workers: int | None, on_progress: OnProgress | None, total_bytes: int) -> Iterator[Hashing]:
     done_bytes = 0
@@ -257,60 +168,6 @@ def _hashing(workers: int | None, on_progress: OnProgress | None, total_bytes: i
         hashing.stop()
 
 
-# --------------------------------------------------------------------------------------- findings
-
-
-@dataclass(slots=True)
-class _Findings:
-    """Problems as they are found, and what was found right."""
-
-    problems: list[Problem] = field(default_factory=list)
-    file_count: int = 0
-    size_bytes: int = 0
-
-    def add(self, key: str, kind: Kind, message: str) -> None:
-        self.problems.append(Problem(key=key, kind=kind, message=message))
-
-    def count(self, size_bytes: int) -> None:
-        self.file_count += 1
-        self.size_bytes += size_bytes
-
-    def about(self, key: str, *, absent: str = "it is not there") -> _About:
-        """Take what is raised inside as a problem of this file; ``absent``: what to say if it is missing."""
-        return _About(self, key, absent)
-
-    def sorted(self) -> tuple[Problem, ...]:
-        return tuple(sorted(set(self.problems)))
-
-
-class _About:
-    def __init__(self, findings: _Findings, key: str, absent: str) -> None:
-        self._findings = findings
-        self._key = key
-        self._absent = absent
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        found: Kind
-        if isinstance(error, ObjectNotFoundError):
-            self._findings.add(self._key, "missing", self._absent)
-            return True
-        if isinstance(error, IntegrityError):
-            found = "damaged"
-        elif isinstance(error, UnsupportedFormatError):
-            found = "unsupported"
-        elif isinstance(error, StoreError):
-            found = "unreadable"
-        else:
-            return False
-        self._findings.add(self._key, found, str(error))
-        return True
-
-
 # ------------------------------------------------------------------------------------ root records
 
 
@@ -322,7 +179,7 @@ class _Root:
     """
 
     history: History
-    findings: _Findings
+    findings: Findings
     commit_problems: Mapping[CheckpointName, Problem]
     commit_bytes: Mapping[CheckpointName, int]
 
@@ -334,10 +191,10 @@ class _Root:
     @classmethod
     def of(cls, store: Store, names: list[CheckpointName], *, has_records: bool = False) -> _Root:
         """Read what stands there of ``names``, and the run's own records if they are wanted."""
-        findings = _Findings()
+        findings = Findings()
         commits: dict[CheckpointName, Commit] = {}
         commit_bytes: dict[CheckpointName, int] = {}
-        commit_findings = _Findings()
+        commit_findings = Findings()
         uncommitted = []
         for name in names:
             with commit_findings.about(name.commit_key):
@@ -383,7 +240,7 @@ class _Root:
             root.check_reference(layout.launch_key(number), "its parent", launch.parent, findings)
         return root
 
-    def check_reference(self, key: str, what: str, ref: CheckpointRef | None, findings: _Findings) -> None:
+    def check_reference(self, key: str, what: str, ref: CheckpointRef | None, findings: Findings) -> None:
         """Where a checkpoint that is referred to still stands, it must be the one that was meant."""
         commit = self.history.commits.get(ref.name) if ref is not None else None
         if ref is not None and commit is not None and not commit.manifest.matches(ref.manifest):
@@ -395,7 +252,7 @@ class _Root:
             )
 
 
-def _read_run(store: Store, findings: _Findings, *, is_due: bool) -> Run | None:
+def _read_run(store: Store, findings: Findings, *, is_due: bool) -> Run | None:
     with findings.about(layout.RUN, absent="it is created before everything else in a root"):
         try:
             data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
@@ -410,7 +267,7 @@ def _read_run(store: Store, findings: _Findings, *, is_due: bool) -> Run | None:
 
 
 def _read_launches(
-    store: Store, run: Run | None, findings: _Findings
+    store: Store, run: Run | None, findings: Findings
 ) -> tuple[dict[int, Launch], dict[int, str], set[int]]:
     launches: dict[int, Launch] = {}
     numbers: set[int] = set()
@@ -437,7 +294,7 @@ def _read_launches(
     return launches, damaged, numbers
 
 
-def _check_gaps(numbers: set[int], in_use: set[int], findings: _Findings) -> None:
+def _check_gaps(numbers: set[int], in_use: set[int], findings: Findings) -> None:
     """Launch records are created in order and never removed: a number left out is a record lost."""
     if any(problem.key == f"{layout.LAUNCHES}/" for problem in findings.problems):
         return
@@ -454,7 +311,7 @@ def _check_gaps(numbers: set[int], in_use: set[int], findings: _Findings) -> Non
 
 
 def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) -> CheckpointReport:
-    findings = _Findings()
+    findings = Findings()
     commit = root.history.commits.get(name)
     if commit is None:
         findings.problems.append(root.commit_problems[name])
@@ -474,7 +331,7 @@ def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) ->
     )
 
 
-def _check_commit(root: _Root, commit: Commit, findings: _Findings) -> None:
+def _check_commit(root: _Root, commit: Commit, findings: Findings) -> None:
     run = root.history.run
     if run is not None and commit.run != run.run:
         findings.add(
@@ -487,7 +344,7 @@ def _check_commit(root: _Root, commit: Commit, findings: _Findings) -> None:
 
 
 def _read_manifest(
-    store: Store, name: CheckpointName, commit: Commit | None, findings: _Findings
+    store: Store, name: CheckpointName, commit: Commit | None, findings: Findings
 ) -> Manifest | None:
     """The manifest, if it is what ``COMMIT`` pins; if that is damaged, the manifest as it stands."""
     key = layout.data_key(name, layout.MANIFEST)
@@ -514,7 +371,7 @@ def _read_manifest(
     return None
 
 
-def _check_lineage(root: _Root, manifest: Manifest, findings: _Findings) -> None:
+def _check_lineage(root: _Root, manifest: Manifest, findings: Findings) -> None:
     """A checkpoint goes on from an earlier one of its launch, or from where its launch took the run up."""
     key = layout.data_key(manifest.name, layout.MANIFEST)
     parent, name = manifest.parent, manifest.name
@@ -537,7 +394,7 @@ def _named(ref: CheckpointRef | None) -> str:
     return str(ref.name) if ref is not None else "none"
 
 
-def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, findings: _Findings) -> None:
+def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, findings: Findings) -> None:
     """Nothing stands in the checkpoint's folder that does not belong there."""
     beside = {f"{layout.DATA}/", layout.COMMIT, *layout.SIDECAR_FILES}
     beside |= {f"{sidecar}/" for sidecar in layout.SIDECAR_FOLDERS}
@@ -564,14 +421,14 @@ def _may_belong(name: str) -> bool:
     return name in _DOCUMENTS or layout.parse_shard_path(name) is not None or rank_of(name) is not None
 
 
-def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: _Findings) -> None:
+def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: Findings) -> None:
     with findings.about(f"{folder}/"):
         for name in store.list_names(folder):
             if not belongs(name):
                 findings.add(f"{folder}/{name}", "unexpected", "it is no part of this checkpoint")
 
 
-def _check_files(store: Store, manifest: Manifest, findings: _Findings, hashing: Hashing) -> None:
+def _check_files(store: Store, manifest: Manifest, findings: Findings, hashing: Hashing) -> None:
     """Hash every file that the manifest lists, and hold what they say against each other."""
     consistency = Consistency(manifest)
     # The index first: it says what must stand in each shard.
