@@ -272,6 +272,8 @@ def test_views_of_one_memory_that_differ_in_dtype_shape_or_place_are_not_tied(ro
         "float": tensor.view(torch.float32),
         "transposed": tensor.view(2, 3).t(),
         "head": tensor[:3],
+        "square": tensor[:4].view(2, 2),
+        "square transposed": tensor[:4].view(2, 2).t(),
     }
     anew = round_trip(state)
     pointers = set()
