@@ -27,8 +27,8 @@ from strongroom.config import (
     RaiseAtOnce,
     Tolerate,
     check_count,
-    check_digest,
     check_seconds,
+    choose_digest,
     load_policy,
 )
 from strongroom.errors import (
@@ -148,7 +148,7 @@ class Checkpointer:
         self._ranks = Ranks.of_this_process()
         self._store = open_store(root)
         self._keep = keep
-        self._algorithm = check_digest(digest or (policy.digest if policy else None) or "blake3")
+        self._algorithm = choose_digest(digest, policy)
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
@@ -169,6 +169,7 @@ class Checkpointer:
         self._half_removed: set[CheckpointName] = set()
         self._is_closed = False
         self._failures = Failures(on_failure)
+        self._fenced: FencedError | None = None
 
     # ------------------------------------------------------------------------------------ save
 
@@ -202,6 +203,10 @@ class Checkpointer:
         """
         self._check_open()
         step = _check_step(step)
+        if self._fenced is not None:
+            # Nothing that this turn writes could be committed any more.
+            self._failures.raise_untold()
+            raise self._fenced
         extras = Provenance.of(provenance, metrics, tags)
         for earlier in (self._last, self._committed):
             if earlier is not None and earlier.step == step and not earlier.has_failed:
@@ -318,6 +323,8 @@ class Checkpointer:
                 f"It was not committed; {kept} is untouched"
             )
             told.__cause__ = error
+        if isinstance(told, FencedError):
+            self._fenced = told
         failures = self._failures.note(handle, told)
         self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=failures))
         handle.fail(told)
@@ -409,7 +416,7 @@ class Checkpointer:
         self._restored = commit.ref
         self._verified.add(commit.name)
         # What comes next is a new line, whatever this writer has saved until now.
-        self._turn = self._newest = self._last = self._committed = None
+        self._turn = self._newest = self._last = self._committed = self._fenced = None
         return restored
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -23,6 +23,7 @@ __all__ = [
     "check_count",
     "check_digest",
     "check_seconds",
+    "choose_digest",
     "load_policy",
 ]
 
@@ -103,6 +104,11 @@ def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> P
         ) from error
     policy: Policy = package.SecurityPolicy.load(source)
     return policy
+
+
+def choose_digest(digest: str | None, policy: Policy | None) -> DigestAlgorithm:
+    """The digest that was asked for, else the policy's, else ``"blake3"``."""
+    return check_digest(digest or (policy.digest if policy else None) or "blake3")
 
 
 def check_digest(digest: str) -> DigestAlgorithm:

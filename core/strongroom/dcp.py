@@ -41,10 +41,17 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from strongroom import layout, paths, plan, stage
 from strongroom.atoms import node
 from strongroom.catalog import Catalog, Checkpoint
-from strongroom.config import SYSTEM_CLOCK, Clock, check_digest, check_seconds
+from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
 from strongroom.decoding import Decoder
 from strongroom.digest import DigestAlgorithm
-from strongroom.errors import ConfigError, SaveError, StateMismatchError, StrongroomError
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    SaveError,
+    StateMismatchError,
+    StrongroomError,
+)
 from strongroom.fetch import fetch
 from strongroom.fill import difference
 from strongroom.index import TensorRecord, encode_index
@@ -93,7 +100,9 @@ class StrongroomWriter(StorageWriter):
         step: the step of the next save; or give it to ``dcp.save`` as ``checkpoint_id``.
         parent: what the run goes on from when this writer claims its launch: ``"newest"``, the
             number of a step, or None to begin a line of its own.
-        digest: ``"blake3"`` or ``"sha256"``.
+        security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
+            if it is set.
+        digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
         timeout_s: seconds after which a save never commits.
         clock: the time.
         draw: random hex digits for ``n`` bytes.
@@ -105,7 +114,8 @@ class StrongroomWriter(StorageWriter):
         *,
         step: int | None = None,
         parent: int | Literal["newest"] | None = "newest",
-        digest: str = "blake3",
+        security: Any = None,
+        digest: str | None = None,
         timeout_s: float = 1800.0,
         clock: Clock = SYSTEM_CLOCK,
         draw: Any = secrets.token_hex,
@@ -114,7 +124,7 @@ class StrongroomWriter(StorageWriter):
         self._root = root
         self._step = None if step is None else _step_of(step)
         self._parent = parent
-        self._algorithm: DigestAlgorithm = check_digest(digest)
+        self._algorithm: DigestAlgorithm = choose_digest(digest, load_policy(security))
         self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._clock = clock
         self._draw = draw
@@ -412,11 +422,11 @@ class StrongroomReader(StorageReader):
         store = open_store(self._root)
         history = Catalog(store).history()
         if not history.has_commits:
-            raise ConfigError(f"nothing is committed in {store.uri}: there is nothing to load")
+            raise CheckpointNotFoundError(f"nothing is committed in {store.uri}: there is nothing to load")
         name = history.at_step(self._step) if self._step is not None else history.line.newest_first[0]
         commit = history.commits.get(name)
         if commit is None:
-            raise StateMismatchError(history.damaged[name])
+            raise IntegrityError(history.damaged[name])
         opened = open_checkpoint(store, commit)
         self._records = {_fqn_of(name): record for name, record in opened.index.tensors.items()}
         self._records.update(

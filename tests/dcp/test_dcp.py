@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from strongroom import (
     Checkpointer,
+    CheckpointNotFoundError,
     ConfigError,
     IntegrityError,
     StateEncodingError,
@@ -230,3 +231,29 @@ def _holds(error: BaseException, kind: type[BaseException]) -> bool:
     failures = getattr(error, "failures", None)
     causes = [cause[0] for cause in failures.values()] if failures else [error]
     return any(isinstance(cause, kind) for cause in causes)
+
+
+def test_a_platforms_policy_reaches_plain_dcp_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "strongroom.toml"
+    policy.write_text('digest = "sha256"\n')
+    monkeypatch.setenv("STRONGROOM_CONFIG", str(policy))
+    save(state(), StrongroomWriter(tmp_path / "run"), 5)
+    (manifest,) = tmp_path.rglob("MANIFEST.json")
+    assert b'"digest":"sha256"' in manifest.read_bytes()
+
+    policy.write_text("[seal]\n")
+    with pytest.raises(ConfigError, match="sealing"):
+        StrongroomWriter(tmp_path / "run")
+
+
+def test_what_there_is_not_is_told_from_what_is_damaged(tmp_path: Path) -> None:
+    with pytest.raises(BaseException, match="nothing is committed") as caught:
+        load(like(state()), StrongroomReader(tmp_path))
+    assert _holds(caught.value, CheckpointNotFoundError)
+
+    save(state(), StrongroomWriter(tmp_path), 5)
+    (commit,) = tmp_path.rglob("COMMIT")
+    commit.write_bytes(commit.read_bytes()[:-1])
+    with pytest.raises(BaseException, match="COMMIT") as caught:
+        load(like(state()), StrongroomReader(tmp_path))
+    assert _holds(caught.value, IntegrityError)
