@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +30,7 @@ from strongroom import (
     canonical,
 )
 from strongroom.digest import digest_of_bytes, sha256_of
+from strongroom.index import decode_index, encode_index
 from strongroom.stores.memory import MemoryStore
 
 
@@ -214,6 +217,23 @@ def test_a_document_that_belongs_elsewhere_or_has_odd_members_is_refused(member:
 def test_a_note_in_a_document_is_ignored(forger: Forger) -> None:
     document = {**forger.document("state.json"), "x-note": {"anything": [1]}}
     assert attempt(forger.forge("state.json", document), training()).step == 1
+
+
+def test_a_thousand_references_to_one_array_give_one_array() -> None:
+    forger = Forger({"a": np.ones(3, ">f4")})
+    ((_, reference),) = forger.document("state.json")["document"]["v"]
+    restored = attempt(forger.state(as_dict(a=[reference] * 1000)))
+    assert restored is not None
+    assert len({id(array) for array in restored.state["a"]}) == 1
+
+
+def test_bytes_that_two_tensors_claim_are_refused() -> None:
+    forger = Forger({"a": torch.ones(8), "b": torch.zeros(8)})
+    index, metadata = decode_index(forger.contents[f"{forger.folder}/data/index.safetensors"], "the index")
+    a, b = index.tensors.values()
+    index.tensors["b"] = replace(b, chunks=(replace(b.chunks[0], start=a.chunks[0].start + 4),))
+    with pytest.raises(IntegrityError, match="two chunks share bytes of 00000-00"):
+        attempt(forger.forge("index.safetensors", encode_index(index, metadata)))
 
 
 def test_a_file_that_says_it_is_huge_is_never_read_whole(forger: Forger) -> None:

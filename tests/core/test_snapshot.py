@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -140,3 +142,23 @@ def test_a_failed_save_leaves_the_buffers_fit_for_the_next(store: Any, begin: An
         checkpointer.save(0, {"t": torch.zeros(9)}).result()
     checkpointer.save(1, {"t": torch.ones(9)}).result()
     assert begin(store).restore().state["t"].tolist() == [1] * 9
+
+
+def test_what_a_state_dict_makes_for_the_save_is_let_go_once_it_is_copied(store: Any, begin: Any) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Gathering:
+        def state_dict(self) -> Any:
+            tensor = torch.ones(1000)
+            made.append(weakref.ref(tensor))
+            return {"t": tensor}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    gate = store.hold(on="open_writer")
+    handle = begin(store).save(1, {"gathered": Gathering()})
+    gate.wait_reached()
+    gc.collect()
+    assert [ref() for ref in made] == [None]
+    gate.open()
+    handle.result(60)
