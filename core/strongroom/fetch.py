@@ -124,7 +124,7 @@ def _add_extent(
     if is_whole_rows and target.device.type == "cpu" and target.is_contiguous() and not _is_lazy(target):
         extents.append(_Extent(start, _bytes_of(target), item.dest_index.fqn))
         return
-    buffer = torch.empty((rows, *chunk.sizes[1:]) if lengths else (), dtype=torch_dtype(dtype))
+    buffer = torch.empty((rows, *chunk.sizes[1:]) if lengths else (), dtype=torch_dtype(dtype), device="cpu")
     extents.append(_Extent(start, _bytes_of(buffer), None))
     for dimension in range(1, len(lengths)):
         buffer = buffer.narrow(dimension, offsets[dimension], lengths[dimension])

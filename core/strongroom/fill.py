@@ -394,6 +394,11 @@ class _Matcher:
         if not self._wants(name):
             return False
         record = self._stored.record(stored, path)
+        if isinstance(target, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+            self._different.append(
+                f"{name}: belongs to a lazy module that was never called here; call it once before restoring"
+            )
+            return False
         local = target.detach()
         problem = difference(local, record)
         if problem is not None:

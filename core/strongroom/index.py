@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -102,7 +103,7 @@ class Index:
         return (*self.tensors, *self.aliases)
 
     def check_against(self, manifest: Manifest) -> None:
-        """Hold shards, block digests and chunk ranges against the manifest's files.
+        """Hold shards, block digests and chunk ranges against the manifest's files and each other.
 
         Raises:
             IntegrityError: they do not fit; names the file.
@@ -127,14 +128,26 @@ class Index:
                     f"{layout.INDEX} of {manifest.name}: the block digests of {path} do not add up to the "
                     f"manifest's digest {record.digest}"
                 )
+        ranges: dict[str, list[tuple[int, int]]] = {path: [] for path in listed}
         for tensor in self.tensors.values():
             item_bytes = DTYPE_BYTES[tensor.dtype]
             for chunk in tensor.chunks:
-                if chunk.start + math.prod(chunk.sizes) * item_bytes > listed[chunk.path].size_bytes:
+                end = chunk.start + math.prod(chunk.sizes) * item_bytes
+                if end > listed[chunk.path].size_bytes:
                     raise IntegrityError(
                         f"{layout.INDEX} of {manifest.name}: a chunk of {tensor.name!r} ends beyond "
                         f"{chunk.path}"
                     )
+                if end > chunk.start:
+                    ranges[chunk.path].append((chunk.start, end))
+        for path, taken in ranges.items():
+            taken.sort()
+            # What is stored once is read once: a small file must not claim to fill a large memory.
+            if any(first[1] > second[0] for first, second in pairwise(taken)):
+                raise IntegrityError(
+                    f"{layout.INDEX} of {manifest.name}: two chunks share bytes of {path}; each is stored in "
+                    "bytes of its own"
+                )
 
 
 def encode_index(index: Index, metadata: Mapping[str, str]) -> bytes:

@@ -15,11 +15,14 @@ from strongroom.keypath import Attribute, Path
 __all__ = ["Path", "from_dotted", "spell"]
 
 _SPECIAL: Final = frozenset("%.[]@=")
+_RESERVED: Final = "__metadata__"
 
 
 def spell(path: Path) -> str:
     """The name of a tensor at a path."""
-    return ".".join(_element(key) for key in path)
+    name = ".".join(_element(key) for key in path)
+    # safetensors keeps this one name for itself: a shard with such a tensor could not be read.
+    return f"%5F{name[1:]}" if name == _RESERVED else name
 
 
 def from_dotted(name: str) -> Path:

@@ -48,6 +48,7 @@ class Rebuilder:
         self._index = index
         self._rank_values = rank_values
         self._plan = plan
+        self._arrays: dict[tuple[str, str], Any] = {}
         self._decoder = Decoder(
             {
                 "tensor": self._decode_tensor,
@@ -81,7 +82,7 @@ class Rebuilder:
         for stored in self._references(node):
             record = self.record(stored, path)
             if record.name not in self.own:
-                self.own[record.name] = torch.empty(record.shape, dtype=torch_dtype(record.dtype))
+                self.own[record.name] = _new_memory(record, path)
                 # "=" starts no name of the caller's: it is escaped there.
                 self._plan(f"={record.name}", self.own[record.name], record)
 
@@ -113,7 +114,12 @@ class Rebuilder:
 
     def _decode_array(self, payload: Node, path: Path) -> Any:
         name, dtype = array_in_shard(payload)
-        return array_of(self._decode_tensor(name, path), dtype)
+        key = self.record(name, path).name, dtype
+        # One array for one stored tensor: where its bytes must be swapped, a document that refers
+        # to it a million times would else make a million copies.
+        if key not in self._arrays:
+            self._arrays[key] = array_of(self._decode_tensor(name, path), dtype)
+        return self._arrays[key]
 
     def _decode_generator(self, payload: Node, path: Path) -> torch.Generator:
         state = self.generator_state(payload, path)
@@ -227,6 +233,17 @@ class Rebuilder:
                 versions = self.decode(pair[1], path)
                 return versions if isinstance(versions, Mapping) else None
         return None
+
+
+def _new_memory(record: TensorRecord, path: Path) -> torch.Tensor:
+    """Host memory for a stored tensor, whatever the program's default device is."""
+    try:
+        return torch.empty(record.shape, dtype=torch_dtype(record.dtype), device="cpu")
+    except RuntimeError as error:
+        raise StateMismatchError(
+            f"{key_path(path)}: the checkpoint holds {record.size_bytes} bytes here, for which this "
+            f"machine has no memory ({error!s:.120})"
+        ) from None
 
 
 def set_generator(generator: torch.Generator, state: torch.Tensor) -> None:

@@ -70,6 +70,10 @@ class Provenance:
         for tag in listed:
             if not isinstance(tag, str):
                 raise ConfigError(f"a tag must be text, got {tag!r:.60}")
+            try:
+                tag.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ConfigError(f"a tag must be valid Unicode, got {tag!r:.60}") from None
         encoder = Encoder(_scalar_tensor)
         return cls(
             provenance=encoder.encode(dict(provenance or {}), ("provenance",)),

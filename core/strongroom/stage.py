@@ -60,7 +60,8 @@ class Stage:
         shards = []
         places: dict[ChunkSpec, torch.Tensor] = {}
         for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
-            buffer = torch.empty(shard.size_bytes, dtype=torch.uint8)
+            # Named, since a program may have set another default device.
+            buffer = torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
             for chunk, start in zip(shard.chunks, shard.starts, strict=True):
                 raw = buffer[start : start + chunk.size_bytes]
                 places[chunk] = raw.view(dtypes.torch_dtype(chunk.dtype)).view(chunk.sizes)

@@ -66,6 +66,8 @@ def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
 
 def is_stateful(value: Any) -> bool:
     """Whether a value is saved by ``state_dict()`` and restored by ``load_state_dict()``."""
+    if isinstance(value, type):
+        return False  # a class has the methods, and no state
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

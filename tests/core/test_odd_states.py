@@ -1,4 +1,4 @@
-"""States and programs that are legal and odd: reserved names, classes, lazy modules, another default device."""
+"""States and programs that are legal and odd: reserved names, classes, lazy modules, default devices."""
 
 from __future__ import annotations
 
