@@ -8,7 +8,7 @@ show every change of the format.
 from __future__ import annotations
 
 import collections
-import datetime
+import datetime as dt
 import itertools
 import math
 import pathlib
@@ -57,7 +57,7 @@ def state(step: int) -> dict[str, Any]:
             "bits": [math.inf, -math.inf, -0.0, 0.1, math.nan],
             "bytes": b"\x00\xff",
             "counter": collections.Counter("aab"),
-            "date": datetime.datetime(2026, 11, 29, 12, tzinfo=datetime.timezone.utc),
+            "date": dt.datetime(2026, 11, 29, 12, tzinfo=dt.timezone.utc),
             "dtype": torch.float8_e4m3fn,
             "empty": {},
             ("a", 1): {1: "int", "1": "text", None: None},

@@ -23,7 +23,8 @@ GOLDEN = HERE / "0.1"
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
     spec = importlib.util.spec_from_file_location("golden_make", HERE / "make.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
