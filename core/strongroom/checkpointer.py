@@ -7,6 +7,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -15,7 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from strongroom import parallel, retention, sweep
 from strongroom import restore as restoring
@@ -98,6 +99,38 @@ class _InFlight:
     deadline: Deadline
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _alone(
+    method: Callable[Concatenate[Checkpointer, _P], _T],
+) -> Callable[Concatenate[Checkpointer, _P], _T]:
+    """Refuse a call from within another one, or from a fork: two would fill the same buffers."""
+
+    @functools.wraps(method)
+    def guarded(self: Checkpointer, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if self._is_busy:
+            raise ConfigError(
+                f"{method.__name__} was called while another save or restore of this Checkpointer is under "
+                "way, from a signal handler or another thread; let a handler set a flag that the training "
+                "loop looks at, and call it from one thread"
+            )
+        if self._process_id != os.getpid():
+            raise ConfigError(
+                f"this Checkpointer was made by process {self._process_id}, of which this one is a fork; "
+                "build a new one here, with a root of its own if both save"
+            )
+        # A flag and no lock: an interrupt can come right after a lock was taken, but not in between here.
+        self._is_busy = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._is_busy = False
+
+    return guarded
+
+
 class Checkpointer:
     """Saves and restores one run's state under one root.
 
@@ -167,12 +200,15 @@ class Checkpointer:
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
         self._half_removed: set[CheckpointName] = set()
+        self._is_busy = False
+        self._process_id = os.getpid()
         self._is_closed = False
         self._failures = Failures(on_failure)
         self._fenced: FencedError | None = None
 
     # ------------------------------------------------------------------------------------ save
 
+    @_alone
     def save(
         self,
         step: int,
@@ -197,7 +233,8 @@ class Checkpointer:
 
         Raises:
             StateEncodingError: a value has no safe encoding.
-            ConfigError: the step is lower than one that this line has.
+            ConfigError: the step is lower than one that this line has; or the call comes from within
+                another one (a signal handler, a second thread), or from a fork.
             SaveError, FencedError: an earlier save failed in the background.
             ClosedError: the checkpointer was closed.
         """
@@ -247,9 +284,19 @@ class Checkpointer:
             )
         )
         handle = SaveHandle(step)
-        job = parallel.start(lambda: self._write(attempt, staged, extras, handle), name="strongroom-save")
-        self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
-        self._last = handle
+        job: Future[None] = Future()
+        before = self._last
+        try:
+            # Known before it begins: an interrupt must not lose sight of what uses the buffers.
+            self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
+            self._last = handle
+            parallel.start(
+                lambda: self._write(attempt, staged, extras, handle), name="strongroom-save", future=job
+            )
+        except BaseException:
+            if job.cancelled():
+                self._in_flight, self._last = None, before
+            raise
         return handle
 
     def _begin_turn(self) -> _Turn:
@@ -358,6 +405,7 @@ class Checkpointer:
 
     # --------------------------------------------------------------------------------- restore
 
+    @_alone
     def restore(
         self,
         state: Mapping[str, Any] | None = None,
@@ -400,7 +448,7 @@ class Checkpointer:
         patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         result = restoring.restore(
             self._store,
-            self._catalog.history(),
+            self._catalog.history,
             state,
             step=None if step is None else _check_step(step),
             selection=Selection(strict=strict, only=patterns, rename=dict(rename or {})),
@@ -479,7 +527,7 @@ class Checkpointer:
     def _join(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight; says nothing of how it ended."""
         flight = self._in_flight
-        if flight is None:
+        if flight is None or self._process_id != os.getpid():  # threads do not live on in a fork
             return
         bound = max(0.0, flight.deadline.left_s) + _GRACE_S
         wait_s = bound if timeout_s is None else min(timeout_s, bound)

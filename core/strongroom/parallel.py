@@ -17,11 +17,26 @@ __all__ = ["run_all", "start"]
 _T = TypeVar("_T")
 
 
-def start(task: Callable[[], _T], *, name: str) -> Future[_T]:
-    """Run a task on a thread of its own, for which the interpreter waits before it ends."""
-    future: Future[_T] = Future()
-    threading.Thread(target=_settle, args=(task, future), name=name, daemon=False).start()
-    return future
+def start(task: Callable[[], _T], *, name: str, future: Future[_T] | None = None) -> Future[_T]:
+    """Run a task on a thread of its own, for which the interpreter waits before it ends.
+
+    Args:
+        future: told of the task's end. When this raises (an interrupt, no thread to be had), it is
+            cancelled where the task never runs, and else follows it all the same.
+    """
+    followed: Future[_T] = Future() if future is None else future
+
+    def run() -> None:
+        if followed.set_running_or_notify_cancel():
+            _settle(task, followed)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=False).start()
+    except BaseException:
+        # An interrupt comes most likely here, where start() waits for the thread.
+        followed.cancel()
+        raise
+    return followed
 
 
 def run_all(tasks: Sequence[Callable[[], _T]], *, workers: int, name: str) -> list[_T]:

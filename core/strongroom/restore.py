@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from strongroom.catalog import Checkpoint, History
-from strongroom.errors import IntegrityError, NoWholeCheckpointError, RollbackError, StateMismatchError
+from strongroom.errors import (
+    IntegrityError,
+    NoWholeCheckpointError,
+    ObjectNotFoundError,
+    RollbackError,
+    StateMismatchError,
+)
 from strongroom.events import CheckpointSkipped, Emitter, RestoreFinished
 from strongroom.fetch import fetch
 from strongroom.fill import match
@@ -21,6 +27,14 @@ from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
 __all__ = ["Restored", "restore"]
+
+
+_MAX_LOOKS: Final = 20
+"""How often a root is looked at anew because retention took away what was being read."""
+
+
+class _RemovedMeanwhileError(Exception):
+    """A checkpoint that was being read is none any more; it was not damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +82,7 @@ class _Undefined:
 
 def restore(
     store: Store,
-    history: History,
+    read_history: Callable[[], History],
     template: Any,
     *,
     step: int | None,
@@ -81,7 +95,11 @@ def restore(
 ) -> tuple[Restored, Commit] | None:
     """Restore one checkpoint; None only where nothing was ever committed.
 
+    A checkpoint that a running job's retention removes while it is read here is not taken for a
+    damaged one: the root is looked at again.
+
     Args:
+        read_history: the root as it is now.
         step: this very step, without fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
         accept_older: allow any number.
@@ -93,6 +111,44 @@ def restore(
         StateMismatchError: the checkpoint does not fit the template.
         StoreError: the store could not be asked: that says nothing about the bytes.
     """
+    undefined = _Undefined()
+    look = 0
+    while True:
+        look += 1
+        try:
+            return _restore(
+                store,
+                read_history(),
+                template,
+                step=step,
+                selection=selection,
+                max_fallback=max_fallback,
+                accept_older=accept_older,
+                ranks=ranks,
+                workers=workers,
+                emitter=emitter,
+                undefined=undefined,
+                may_look_again=look < _MAX_LOOKS,
+            )
+        except _RemovedMeanwhileError:
+            continue
+
+
+def _restore(
+    store: Store,
+    history: History,
+    template: Any,
+    *,
+    step: int | None,
+    selection: Selection,
+    max_fallback: int,
+    accept_older: bool,
+    ranks: Ranks,
+    workers: int,
+    emitter: Emitter,
+    undefined: _Undefined,
+    may_look_again: bool,
+) -> tuple[Restored, Commit] | None:
     if step is not None:
         candidates: Sequence[CheckpointName] = (history.at_step(step),)
     elif not history.has_commits:
@@ -101,7 +157,6 @@ def restore(
         candidates = history.line.newest_first
 
     skipped: list[tuple[int, str]] = []
-    undefined = _Undefined()
     run = history.run.run if history.run else ""
     for name in candidates:
         began = time.monotonic()
@@ -109,6 +164,8 @@ def restore(
             commit = _commit_of(history, name)
             state, read_bytes = _load(store, commit, template, selection, ranks, workers, undefined)
         except IntegrityError as error:
+            if may_look_again and name in history.commits and _is_gone(store, name):
+                raise _RemovedMeanwhileError from error
             if step is not None:
                 raise _with_undefined(error, step, undefined) from error
             skipped.append((name.step, str(error)))
@@ -145,6 +202,15 @@ def restore(
         reasons=skipped,
         undefined=undefined.names,
     )
+
+
+def _is_gone(store: Store, name: CheckpointName) -> bool:
+    """Whether a checkpoint was removed, which takes its ``COMMIT`` first."""
+    try:
+        store.stat(name.commit_key)
+    except ObjectNotFoundError:
+        return True
+    return False
 
 
 def _commit_of(history: History, name: CheckpointName) -> Commit:

@@ -29,6 +29,7 @@ from strongroom.errors import (
     FormatError,
     IntegrityError,
     ObjectNotFoundError,
+    StoreError,
 )
 from strongroom.findings import CheckpointReport, Findings, Kind, Problem, Report, Verdict
 from strongroom.hashing import Hashing, hash_files
@@ -61,6 +62,9 @@ __all__ = [
 
 MAX_WORKERS: Final = 4
 """Threads that read and hash: more do not help one disk."""
+
+_MAX_LOOKS: Final = 20
+"""How often a root is looked at anew because retention removed all that was being verified."""
 
 _DOCUMENTS: Final = frozenset({layout.MANIFEST, layout.INDEX, layout.STATE, layout.PROVENANCE})
 
@@ -97,6 +101,19 @@ def verify(
             nothing else is wrong.
         StoreError: the root itself could not be listed.
     """
+    look = 0
+    while True:
+        look += 1
+        report, has_gone = _verify(store, step, everything, workers, on_progress)
+        # A running job's retention took away all that was looked at: that is no damage.
+        if not has_gone or report.checkpoints or look == _MAX_LOOKS:
+            return report
+
+
+def _verify(
+    store: Store, step: int | None, everything: bool, workers: int | None, on_progress: OnProgress | None
+) -> tuple[Report, bool]:
+    """Look once; and whether some of it was removed by retention meanwhile, and left out."""
     root = _Root.read(store)
     history = root.history
     if everything:
@@ -111,8 +128,9 @@ def verify(
         )
     total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
     with _hashing(workers, on_progress, total) as hashing:
-        reports = tuple(_check(store, root, name, hashing) for name in chosen)
-    return Report(
+        found = [_check(store, root, name, hashing) for name in chosen]
+    reports = tuple(report for report in found if not _was_removed(store, history, report))
+    report = Report(
         uri=store.uri,
         run=history.run.run if history.run else None,
         root_problems=root.findings.sorted(),
@@ -120,6 +138,20 @@ def verify(
         file_count=root.findings.file_count + sum(report.file_count for report in reports),
         size_bytes=root.findings.size_bytes + sum(report.size_bytes for report in reports),
     )
+    return report, len(reports) < len(found)
+
+
+def _was_removed(store: Store, history: History, report: CheckpointReport) -> bool:
+    """Whether files are missing because the checkpoint is none any more: ``COMMIT`` goes first."""
+    if report.verdict != "damaged" or report.name not in history.commits:
+        return False
+    try:
+        store.stat(report.name.commit_key)
+    except ObjectNotFoundError:
+        return True
+    except (StoreError, IntegrityError):
+        return False
+    return False
 
 
 def verify_checkpoint(
