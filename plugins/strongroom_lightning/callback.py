@@ -123,7 +123,7 @@ class StrongroomCheckpoint(Checkpoint):
     # ------------------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if getattr(trainer, "fast_dev_run", False):
+        if getattr(trainer, "fast_dev_run", False) or seam.is_only_tuning(trainer):
             return
         seam.check_supported(trainer)
         same = [one for one in trainer.callbacks if isinstance(one, StrongroomCheckpoint)]  # type: ignore[attr-defined]
@@ -141,16 +141,29 @@ class StrongroomCheckpoint(Checkpoint):
         if not is_fit:
             return
         fit_loop, epoch_loop, strategy = trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.strategy
+        unless_tuning = self._unless_tuning
         replace(strategy, "load_model_state_dict", lambda original: self._load_model(trainer, original))
         replace(
             strategy, "load_optimizer_state_dict", lambda original: self._load_optimizers(trainer, original)
         )
-        replace(fit_loop, "_load_combined_loader_states", self._loaders_ready)
-        replace(fit_loop, "on_run_start", lambda original: self._run_start(trainer, original))
-        replace(epoch_loop, "reset", self._epoch_reset)
-        replace(epoch_loop, "on_run_start", self._epoch_start)
-        replace(epoch_loop, "on_advance_end", lambda original: self._batch_end(trainer, original))
-        replace(fit_loop, "on_advance_end", lambda original: self._epoch_end(trainer, original))
+        replace(fit_loop, "_load_combined_loader_states", unless_tuning(trainer, self._loaders_ready))
+        replace(
+            fit_loop,
+            "on_run_start",
+            unless_tuning(trainer, lambda original: self._run_start(trainer, original)),
+        )
+        replace(epoch_loop, "reset", unless_tuning(trainer, self._epoch_reset))
+        replace(epoch_loop, "on_run_start", unless_tuning(trainer, self._epoch_start))
+        replace(
+            epoch_loop,
+            "on_advance_end",
+            unless_tuning(trainer, lambda original: self._batch_end(trainer, original)),
+        )
+        replace(
+            fit_loop,
+            "on_advance_end",
+            unless_tuning(trainer, lambda original: self._epoch_end(trainer, original)),
+        )
         self._data = TrainingData(fit_loop)
         self._checkpointer = self._open(self.dirpath)
 
@@ -176,6 +189,25 @@ class StrongroomCheckpoint(Checkpoint):
                 rank_zero_warn(
                     f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
                 )
+
+    def _unless_tuning(
+        self, trainer: Trainer, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Lightning's finders run the fit loop on trial inside a fit, with the callbacks taken out meanwhile.
+
+        What is trained then is thrown away: it must neither be saved nor move what is known of the data.
+        """
+
+        def either(original: Callable[..., Any]) -> Callable[..., Any]:
+            ours = make(original)
+
+            def method(*args: Any, **kwargs: Any) -> Any:
+                is_ours = any(one is self for one in trainer.callbacks)  # type: ignore[attr-defined]
+                return (ours if is_ours else original)(*args, **kwargs)
+
+            return method
+
+        return either
 
     # -------------------------------------------------------------------------------------- restoring
 

@@ -26,6 +26,7 @@ __all__ = [
     "epochs_done",
     "fetches_itself",
     "is_epoch_complete",
+    "is_only_tuning",
     "is_run_over",
     "is_step_boundary",
     "loader_generators",
@@ -158,6 +159,11 @@ def settle(fit_loop: Any) -> None:
         if hasattr(loop, "_resuming_from_checkpoint"):  # since Lightning 2.5.3
             loop._resuming_from_checkpoint = False
         loop.reset_restart_stage()
+
+
+def is_only_tuning(trainer: object) -> bool:
+    """Whether ``Tuner`` began this fit to look for a batch size or learning rate, and breaks it off."""
+    return any(getattr(callback, "_early_exit", False) for callback in getattr(trainer, "callbacks", ()))
 
 
 def is_epoch_complete(fit_loop: Any) -> bool:
