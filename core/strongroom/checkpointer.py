@@ -240,16 +240,16 @@ class Checkpointer:
         """
         self._check_open()
         step = _check_step(step)
-        if self._fenced is not None:
-            # Nothing that this turn writes could be committed any more.
-            self._failures.raise_untold()
-            raise self._fenced
         extras = Provenance.of(provenance, metrics, tags)
         for earlier in (self._last, self._committed):
             if earlier is not None and earlier.step == step and not earlier.has_failed:
                 reason = f"step {step} is saved already, or being saved, by this launch"
                 self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
                 return SaveHandle.skip(earlier, reason)
+        if self._fenced is not None:
+            # Nothing that this turn writes could be committed any more.
+            self._failures.raise_untold()
+            raise self._fenced
         began = self._clock.monotonic()
         self._join()
         self._failures.raise_untold()
