@@ -49,10 +49,10 @@ class _Console(Console):
 
 def new_console() -> Console:
     """The console for what people read, on standard output."""
-    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return _Console(
-        file=sys.stdout, width=_PIPE_WIDTH if is_pipe else None, highlight=False, markup=False, emoji=False
-    )
+    # rich takes COLUMNS=0 at its word, and prints nothing.
+    is_told = os.environ.get("COLUMNS", "0").strip("0") != ""
+    width = None if is_told or sys.stdout.isatty() else _PIPE_WIDTH
+    return _Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:

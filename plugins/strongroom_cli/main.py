@@ -59,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; None: this process's.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Closed by whoever started the command (``>&-``), and so unwanted; the status still tells.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Any character that a checkpoint holds can be written then, if need be as an escape.
         if hasattr(stream, "reconfigure"):

@@ -264,6 +264,26 @@ def test_no_color_is_honoured(root: Path) -> None:
         assert COLOUR.search(written) is None
 
 
+def test_no_columns_at_all_are_not_taken_at_their_word(root: Path) -> None:
+    command = [sys.executable, "-m", "strongroom_cli", "ls", str(root)]
+    environment = {**os.environ, "COLUMNS": "0"}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert "newest" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("root_name", "closed", "status"),
+    (("a", ">&-", 0), ("a", ">&- 2>&-", 0), ("absent", "2>&-", 3), ("absent", ">&- 2>&-", 3)),
+)
+def test_output_that_was_closed_beforehand_changes_no_status(
+    root_name: str, closed: str, status: int, root: Path
+) -> None:
+    """A scheduler may start the command so; status 1 would be taken for damage."""
+    place = root if root_name == "a" else root.parent / "absent"
+    command = ["sh", "-c", f'"$0" -m strongroom_cli verify "$1" {closed}', sys.executable, str(place)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == status
+
+
 def test_a_pipe_gets_every_column_in_full(program: Strongroom, root: Path, newest: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     done = program("ls", root, env=environment)
