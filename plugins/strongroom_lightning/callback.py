@@ -351,6 +351,8 @@ class StrongroomCheckpoint(Checkpoint):
             tree.capture(contents.known_at_start(trainer), rank=0)
             self._last = LastSave.at(self._moment(trainer))
             self._is_restoring = False
+            if self._fit_data().is_resuming_inside_epoch:
+                seam.repeat_epoch_settings(trainer)
             self._fit_data().training_begins()
 
         return on_run_start

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import lightning
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from strongroom.errors import ConfigError
@@ -30,6 +31,7 @@ __all__ = [
     "is_run_over",
     "is_step_boundary",
     "loader_generators",
+    "repeat_epoch_settings",
     "settle",
 ]
 
@@ -199,6 +201,14 @@ def epochs_done(fit_loop: Any) -> int:
 def fetches_itself(fit_loop: Any) -> bool:
     """Whether ``training_step`` takes batches from the iterator by itself, uncounted."""
     return hasattr(fit_loop._data_fetcher, "iterator_wrapper")
+
+
+def repeat_epoch_settings(trainer: Trainer) -> None:
+    """Set what an epoch's first hook had set: Lightning leaves it out on a resume inside an epoch."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            callback.on_train_epoch_start(trainer)
 
 
 def loader_generators(fit_loop: Any) -> dict[str, Generator]:

@@ -7,7 +7,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 MID_EPOCH, EPOCHS_LAST_STEP, SECOND_EPOCH = 4, 10, 16
@@ -103,6 +103,15 @@ def test_accumulation_that_leaves_a_rest_at_the_epochs_end(fit: Any, uninterrupt
     resumed = fit(seed=1, checkpoint={"every_n_epochs": 100}, **settings)
     assert len(resumed.losses) == {5: 27, 10: 20, 17: 14}[done]
     resumed.ends_like(reference)
+
+
+@pytest.mark.parametrize("done", (7, 17, 24))
+def test_accumulation_that_changes_from_epoch_to_epoch(fit: Any, uninterrupted: Any, done: int) -> None:
+    """Lightning's scheduler acts where an epoch begins, a hook that a resume inside one leaves out."""
+    settings: dict[str, Any] = {"callbacks": [lambda: GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})]}
+    reference = uninterrupted(**settings)
+    fit(until=done, **settings)
+    fit(**settings).ends_like(reference)
 
 
 def test_a_finished_run_can_be_trained_on(fit: Any, uninterrupted: Any) -> None:
