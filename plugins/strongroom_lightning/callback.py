@@ -102,6 +102,7 @@ class StrongroomCheckpoint(Checkpoint):
             "timeout_s": timeout_s,
             "max_fallback": max_fallback,
         }
+        self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
         self._checkpointer: Checkpointer | None = None
         self._last_trainer: weakref.ref[Trainer] | None = None
@@ -403,7 +404,7 @@ class StrongroomCheckpoint(Checkpoint):
         return Moment(
             step=trainer.global_step,
             epochs_done=seam.epochs_done(trainer.fit_loop),
-            clock_s=time.monotonic(),
+            clock_s=self._clock(),
             is_epoch_end=is_epoch_end,
             is_run_end=is_run_end,
         )

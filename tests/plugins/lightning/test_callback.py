@@ -71,8 +71,25 @@ def test_a_run_that_is_stopped_while_it_accumulates_is_saved_all_the_same(fit: A
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             trainer.should_stop = trainer.fit_loop.total_batch_idx == 4
 
-    fit(checkpoint={"every_n_train_steps": 100}, accumulate_grad_batches=2, callbacks=(Stop,))
+    options = {"checkpoint": {"every_n_train_steps": 100}, "accumulate_grad_batches": 2}
+    fit(callbacks=(Stop,), **options)
     assert steps(root) == [2]
+    assert len(fit(**options).losses) == 25  # the epoch goes on where it was stopped
+
+
+def test_nothing_is_saved_while_gradients_are_accumulated(fit: Any, root: Path) -> None:
+    class Clock(Callback):
+        now = 0.0
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.checkpoint_callback._clock = lambda: self.now
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.now = 100.0 * (batch_idx >= 2)  # the third batch: halfway to step 2
+
+    checkpoint = {"train_time_interval": timedelta(seconds=10)}
+    fit(max_epochs=1, checkpoint=checkpoint, accumulate_grad_batches=2, callbacks=(Clock,))
+    assert steps(root) == [2, 5]
 
 
 def test_sanity_checking_and_evaluation_neither_save_nor_resume(fit: Any, root: Path, net: Any) -> None:
@@ -284,9 +301,14 @@ def test_a_checkpoint_of_another_program_is_not_mistaken_for_ones_own(fit: Any, 
 # ----------------------------------------------------------------------------------- hooks and values
 
 
-def test_hyper_parameters_without_safe_encoding_are_an_error_at_the_start(fit: Any, net: Any) -> None:
+def test_hyper_parameters_without_safe_encoding_are_an_error_at_the_start(
+    fit: Any, root: Path, net: Any
+) -> None:
+    module = net(options={"loss": torch.nn.functional.mse_loss})
     with pytest.raises(StateEncodingError, match=r"\['hyper_parameters'\]\['options'\]\['loss'\]"):
-        fit(module=lambda: net(options={"loss": torch.nn.functional.mse_loss}))
+        fit(module=lambda: module)
+    assert module.losses == []
+    assert not root.exists()
 
 
 def test_what_a_hook_adds_comes_back_to_its_hook(fit: Any, net: Any) -> None:
