@@ -28,6 +28,7 @@ __all__ = [
     "save_once_more",
     "save_until_killed",
     "save_with_a_file_size_limit",
+    "stop_in_a_claim",
     "stop_in_a_save",
 ]
 
@@ -101,6 +102,20 @@ def stop_in_a_save(root: str, operation: str, where: str, pipe: Connection) -> N
     pipe.send(_save(checkpointer, 2))
     pipe.send(_save(checkpointer, 3))
     checkpointer.close()
+
+
+def stop_in_a_claim(root: str, pipe: Connection) -> None:
+    """Resume, and be stopped with a free launch number in hand; once it goes on, tell how it ends."""
+    store = StopsBefore(root, "put_if_absent", "launches")
+    checkpointer = Checkpointer(store)
+    checkpointer.restore()
+    store.is_armed = True
+    pipe.send("about to be stopped")
+    try:
+        saved = checkpointer.save(5, state_at(5)).result()
+        pipe.send((saved.step, saved.launch))
+    finally:
+        checkpointer.close()
 
 
 def save_with_a_file_size_limit(root: str, limit_bytes: int, pipe: Connection) -> None:

@@ -18,12 +18,15 @@ import pytest
 from crash_processes import WAIT_S, Child
 from crash_states import assert_is_state_at, leftovers, state_at
 
-from strongroom import Checkpointer
+from strongroom import Checkpointer, FencedError
 from strongroom.stores.local import LocalStore
 
 
 def _stopped(start: Callable[..., Child], root: Path, operation: str, where: str) -> Child:
-    child = start(children.stop_in_a_save, str(root), operation, where)
+    return _until_stopped(start(children.stop_in_a_save, str(root), operation, where))
+
+
+def _until_stopped(child: Child) -> Child:
     assert child.hear() == "about to be stopped"
     ends_at = time.monotonic() + WAIT_S
     while Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
@@ -95,3 +98,25 @@ def test_a_zombie_that_had_looked_already_is_outranked(
         restored = reader.restore()
     assert restored is not None
     assert_is_state_at(restored.state, later_step, writer=1)
+
+
+def test_of_two_that_claim_the_same_launch_one_gets_the_next(
+    start: Callable[..., Child], tmp_path: Path
+) -> None:
+    """Both resumed from step 1 and saw the same numbers; whoever comes second takes the run over."""
+    root = tmp_path / "run"
+    with Checkpointer(root) as first:
+        first.save(1, state_at(1)).result()
+    second = _until_stopped(start(children.stop_in_a_claim, str(root)))
+    with Checkpointer(root) as third:
+        third.restore()
+        assert third.save(5, state_at(5, writer=1)).result().launch == 2
+        assert _go_on(second) == [(5, 3)]
+        with pytest.raises(FencedError):
+            third.save(6, state_at(6, writer=1)).result()
+    with Checkpointer(root) as reader:
+        seen = [(found.step, found.launch, found.is_superseded) for found in reader.checkpoints()]
+        assert seen == [(5, 3, False), (1, 1, False), (5, 2, True)]
+        restored = reader.restore()
+    assert restored is not None
+    assert_is_state_at(restored.state, 5)
