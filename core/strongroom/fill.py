@@ -189,7 +189,8 @@ class _Matcher:
                 builds[key] = lambda value=value: value  # type: ignore[misc]
         if not self._selection.rename and self._selection.only is None:
             self._unexpected.extend(paths.spell((*path, key)) for key in stored)
-        return lambda: {key: build() for key, build in builds.items()}
+        make = OrderedDict if isinstance(template, OrderedDict) else dict
+        return lambda: make((key, build()) for key, build in builds.items())
 
     def _visit_sequence(self, template: Any, found: Node, path: Path) -> Build:
         nodes = payload_of(found, "tuple") if type(template) is tuple else found

@@ -134,6 +134,12 @@ def claim_launch(
     """
     number = next_launch(taken)
     for _ in range(_MAX_CLAIMS):
+        if number > layout.MAX_LAUNCH:
+            raise StoreError(
+                f"{store.uri} has no launch number left: {number - 1} is taken, by a record under "
+                f"{layout.LAUNCHES}/ or by a folder's name. Nobody starts a run that often: if something "
+                "else made it, remove it"
+            )
         launch = Launch(run=run, launch=number, parent=parent, created_at_ms=now_ms, deadline_s=deadline_s)
         if store.put_if_absent(layout.launch_key(number), launch.encode()):
             return launch

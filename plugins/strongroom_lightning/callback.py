@@ -113,6 +113,7 @@ class StrongroomCheckpoint(Checkpoint):
         """What belongs to one fit."""
         self._restored: dict[str, Any] | None = None
         self._is_restoring = False
+        self._resumes_by_itself = False
         self._data: TrainingData | None = None
         self._last: LastSave | None = None
 
@@ -245,7 +246,15 @@ class StrongroomCheckpoint(Checkpoint):
         if restored is None:
             rank_zero_info(f"Strongroom: {plan.nothing_found(self.dirpath)}")
             return checkpoint_path
+        finders = seam.finders(trainer)
+        if finders:
+            raise ConfigError(
+                f"{self.dirpath} holds step {restored.step} to resume from, and {finders[0]} would search "
+                "anew and undo that: leave it out of a run that resumes (and keep what it found), or use "
+                "resume='never'"
+            )
         self._take_up(restored, self.dirpath)
+        self._resumes_by_itself = True
         self._say_if_finished(trainer, restored.step)
         return str(CheckpointUri(root=self.dirpath, step=restored.step))
 
@@ -352,6 +361,14 @@ class StrongroomCheckpoint(Checkpoint):
             tree.capture(contents.known_at_start(trainer), rank=0)
             self._last = LastSave.at(self._moment(trainer))
             self._is_restoring = False
+            if self._resumes_by_itself and seam.has_stopped_early(trainer):
+                # Lightning would train one more epoch to find that out again, at every start.
+                trainer.should_stop = True
+                rank_zero_info(
+                    "Strongroom: this run is already finished (early stopping ran out of patience at step "
+                    f"{trainer.global_step} of {self.dirpath}): nothing to train. To train on, leave "
+                    "the early stopping out, or pass ckpt_path='strongroom://latest'"
+                )
             if self._fit_data().is_resuming_inside_epoch:
                 seam.repeat_epoch_settings(trainer)
             self._fit_data().training_begins()

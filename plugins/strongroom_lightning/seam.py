@@ -14,7 +14,12 @@ from typing import Any, Final
 
 import lightning
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from strongroom.errors import ConfigError
@@ -26,6 +31,8 @@ __all__ = [
     "check_supported",
     "epochs_done",
     "fetches_itself",
+    "finders",
+    "has_stopped_early",
     "is_epoch_complete",
     "is_only_tuning",
     "is_run_over",
@@ -166,6 +173,21 @@ def settle(fit_loop: Any) -> None:
 def is_only_tuning(trainer: object) -> bool:
     """Whether ``Tuner`` began this fit to look for a batch size or learning rate, and breaks it off."""
     return any(getattr(callback, "_early_exit", False) for callback in getattr(trainer, "callbacks", ()))
+
+
+def finders(trainer: Trainer) -> list[str]:
+    """The Trainer's callbacks that search for a batch size or learning rate when a fit begins."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [type(one).__name__ for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
+
+
+def has_stopped_early(trainer: Trainer) -> bool:
+    """Whether an early stopping that has just been restored had run out of patience, and still has."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(
+        isinstance(one, EarlyStopping) and one.stopped_epoch > 0 and one.wait_count >= one.patience
+        for one in callbacks
+    )
 
 
 def is_epoch_complete(fit_loop: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,9 @@ def test_reading_a_root_creates_and_changes_nothing(root: Path, begin: Any) -> N
     reader.restore({"t": torch.zeros(2)})
     reader.close()
     assert listing() == before
+
+
+def test_an_ordered_dict_comes_back_as_one(round_trip: Any) -> None:
+    saved = OrderedDict(a=torch.ones(1), b=2)
+    state = round_trip({"x": saved}, {"x": OrderedDict(a=torch.zeros(1), b=None)})
+    assert type(state["x"]) is OrderedDict

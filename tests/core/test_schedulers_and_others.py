@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler as lrs
 
-from strongroom import StateMismatchError
+from strongroom import StateEncodingError, StateMismatchError
 from strongroom.stores.memory import MemoryStore
 
 
@@ -51,6 +51,13 @@ SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
     "ReduceLROnPlateau": lambda o: lrs.ReduceLROnPlateau(o, patience=0),
     "SWALR": lambda o: optim.swa_utils.SWALR(o, 0.05, 4),
 }
+# Before 2.7, torch's SequentialLR calls its own parts in a way that torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+
+
+def _keeps_code(make: Callable[[optim.Optimizer], Any]) -> bool:
+    """Whether this torch puts a function into the scheduler's state (SWALR did, before 2.7)."""
+    return any(map(callable, turn(make)[1].state_dict().values()))
 
 
 def turn(make: Callable[[optim.Optimizer], Any]) -> tuple[optim.Optimizer, Any]:
@@ -70,6 +77,10 @@ def advance(optimizer: optim.Optimizer, scheduler: Any, steps: int) -> list[floa
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS.keys())
 def test_a_scheduler_goes_on_where_it_was(make: Any, there_and_back: Any) -> None:
     optimizer, scheduler = turn(make)
+    if _keeps_code(make):
+        with pytest.raises(StateEncodingError, match=r"state\['scheduler'\].*code has no place"):
+            there_and_back({"scheduler": scheduler}, {"scheduler": scheduler})
+        return
     advance(optimizer, scheduler, 4)
     resumed, goes_on = turn(make)
     state = there_and_back(

@@ -63,3 +63,9 @@ def test_a_store_is_taken_as_it_is() -> None:
 def test_any_other_root_is_refused_with_the_reason(root: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         open_store(root)
+
+
+def test_a_file_uri_with_one_slash_is_a_uri_too(tmp_path: Path) -> None:
+    store = open_store(f"file:{tmp_path}/run")
+    assert isinstance(store, LocalStore)
+    assert store.uri == f"file://{tmp_path}/run"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import string
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strongroom.digest import Digest
+from strongroom.errors import StoreError
 from strongroom.layout import CheckpointName
 from strongroom.lineage import current_line, next_launch
 from strongroom.manifest import CheckpointRef
+from strongroom.stores import MemoryStore
+from strongroom.transaction import claim_launch
 
 
 def at(launch: int, step: int, attempt: str = "a" * 16) -> CheckpointName:
@@ -162,3 +166,9 @@ def test_a_later_writers_commit_makes_it_the_newest_and_keeps_its_parents_line(h
         assert not {n for n in line.newest_first if (n.launch, n.step) > (name.launch, name.step)} & set(
             grown.newest_first
         )
+
+
+def test_a_root_without_a_launch_number_left_says_so() -> None:
+    store = MemoryStore()
+    with pytest.raises(StoreError, match="no launch number left: 999999 is taken"):
+        claim_launch(store, run="r", parent=None, taken={999_999}, deadline_s=1, now_ms=0)

@@ -22,7 +22,8 @@ def open_store(root: str | os.PathLike[str] | Store) -> Store:
         ConfigError: it is none of these, or its folder is a file.
     """
     if isinstance(root, str):
-        return LocalStore(_path_of_uri(root) if "://" in root else root)
+        is_uri = "://" in root or root[:6].lower() == "file:/"
+        return LocalStore(_path_of_uri(root) if is_uri else root)
     if isinstance(root, os.PathLike):
         return LocalStore(root)
     if isinstance(root, Store):
@@ -31,7 +32,7 @@ def open_store(root: str | os.PathLike[str] | Store) -> Store:
 
 
 def _path_of_uri(uri: str) -> str:
-    scheme, _, _ = uri.partition("://")
+    scheme, _, _ = uri.partition(":")
     if scheme.lower() != "file":
         raise ConfigError(
             f"the root {uri!r} has the scheme {scheme!r}; this release takes paths and file:// URIs"

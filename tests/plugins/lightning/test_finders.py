@@ -8,18 +8,19 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateFinder
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from strongroom import Checkpointer
+from strongroom import Checkpointer, ConfigError
 from strongroom_lightning import StrongroomCheckpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*overridden after:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*weights_only"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
 ]
 
 
@@ -79,3 +80,42 @@ def test_a_finder_in_a_fit_is_not_saved_and_the_fit_is(tmp_path: Path) -> None:
     trainer_at(root, finder, max_epochs=1).fit(module)
     assert module.trained == [*range(9), *range(12)]
     assert steps_of(root) == [12, 8, 4]
+
+
+def test_a_finder_in_a_run_that_would_resume_is_refused_before_it_undoes_the_resume(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    trainer_at(root, max_steps=8).fit(Line())
+    with pytest.raises(ConfigError, match="LearningRateFinder would search anew"):
+        trainer_at(root, LearningRateFinder(num_training_steps=20), max_steps=12).fit(Line())
+    assert max(steps_of(root)) == 8
+
+
+class Flat(Line):
+    """A model whose watched figure never gets better."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("figure", torch.ones(()))
+
+
+def stopping(patience: int) -> EarlyStopping:
+    return EarlyStopping("figure", patience=patience, check_on_train_epoch_end=True)
+
+
+def test_a_run_that_early_stopping_ended_is_finished_and_not_trained_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    first = Flat()
+    trainer_at(root, stopping(2), max_epochs=20).fit(first)
+    assert len(first.trained) == 3 * 12
+
+    with caplog.at_level("INFO"):
+        again = Flat()
+        trainer_at(root, stopping(2), max_epochs=20).fit(again)
+    assert again.trained == []
+    assert "already finished (early stopping ran out of patience at step 36" in caplog.text
+    assert torch.equal(again.net.weight, first.net.weight)
+
+    asked = Flat()
+    trainer_at(root, max_epochs=5).fit(asked)
+    assert len(asked.trained) == 2 * 12, "without the early stopping it goes on where it was stopped"
