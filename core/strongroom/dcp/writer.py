@@ -1,24 +1,15 @@
-"""For plain ``torch.distributed.checkpoint``: a storage writer and reader over our format.
-
-`StrongroomWriter` works under ``dcp.save`` and ``dcp.async_save``, `StrongroomReader` under
-``dcp.load``, on any number of ranks; coordination and planning are DCP's own then. What is
-written is an ordinary checkpoint: committed at once, digested, on the run's line. Values that
-are no tensors are stored as typed JSON, never pickled.
-
-Only public bases are used, with the signatures that every torch since 2.6 calls.
-"""
+"""The storage writer for ``dcp.save`` and ``dcp.async_save``."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -28,36 +19,27 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
     SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from strongroom import layout, paths, plan, stage
+from strongroom import layout, plan, stage
 from strongroom.atoms import node
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
-from strongroom.decoding import Decoder
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import (
-    CheckpointNotFoundError,
     ConfigError,
-    IntegrityError,
     SaveError,
-    StateMismatchError,
     StrongroomError,
 )
-from strongroom.fetch import fetch
-from strongroom.fill import difference
-from strongroom.index import TensorRecord, encode_index
-from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
+from strongroom.index import encode_index
+from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
-from strongroom.opened import OpenedCheckpoint, encode_document, open_checkpoint
+from strongroom.opened import encode_document
 from strongroom.parallel import run_all
 from strongroom.saving import default_workers, producer
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
@@ -68,7 +50,9 @@ from strongroom.values import Encoder, Node
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
-__all__ = ["StrongroomReader", "StrongroomWriter"]
+from strongroom.dcp.naming import is_step, name_of, step_of
+
+__all__ = ["StrongroomWriter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +106,7 @@ class StrongroomWriter(StorageWriter):
     ) -> None:
         super().__init__()
         self._root = root
-        self._step = None if step is None else _step_of(step)
+        self._step = None if step is None else step_of(step)
         self._parent = parent
         self._algorithm: DigestAlgorithm = choose_digest(digest, load_policy(security))
         self._timeout_s = check_seconds("timeout_s", timeout_s)
@@ -141,7 +125,7 @@ class StrongroomWriter(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
-            self._step = _step_of(checkpoint_id)
+            self._step = step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._step is None:
@@ -214,11 +198,7 @@ class StrongroomWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        try:
-            _step_of(checkpoint_id)
-        except ConfigError:
-            return False
-        return True
+        return is_step(checkpoint_id)
 
     # ---------------------------------------------------------------------------------- inside
 
@@ -341,150 +321,6 @@ class StrongroomWriter(StorageWriter):
         return records + [attempt.write_whole(path, data).record for path, data in documents.items()]
 
 
-class StrongroomReader(StorageReader):
-    """Reads a committed checkpoint under ``dcp.load``.
-
-    Every block is verified before it is used. There is no fall-back: DCP has bound the load to
-    this checkpoint by then (`Checkpointer.restore` does fall back).
-
-    Args:
-        root: the run's root.
-        step: which checkpoint; or give it to ``dcp.load`` as ``checkpoint_id``; None: the
-            newest. With several ranks give it, so that all read the same one.
-    """
-
-    def __init__(self, root: str | os.PathLike[str] | Store, *, step: int | None = None) -> None:
-        super().__init__()
-        self._root = root
-        self._step = None if step is None else _step_of(step)
-        self._opened: OpenedCheckpoint | None = None
-        self._failure: StrongroomError | None = None
-        self._records: dict[str, TensorRecord] = {}
-        self._values: dict[str, Node] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        if checkpoint_id is not None:
-            self._step = _step_of(checkpoint_id)
-        self._opened, self._failure = None, None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's view of the checkpoint.
-
-        ``dcp.load`` swallows what this raises and goes on to complain of something else, so a
-        failure is kept and raised by the call that follows, `set_up_storage_reader`.
-        """
-        try:
-            return self._read_metadata()
-        except StrongroomError as error:
-            self._failure = error
-            return Metadata(state_dict_metadata=_Refusing(error))
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        opened = self._opened
-        if opened is None:
-            raise ConfigError("read_data() before read_metadata(): use this reader under dcp.load")
-        reads = []
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                self._load_value(planner, item)
-                continue
-            with torch.no_grad():
-                target = planner.resolve_tensor(item).detach()
-            record = self._records[item.storage_index.fqn]
-            problem = difference(target.new_empty(0), dataclasses.replace(record, shape=(0,), chunks=()))
-            if problem is not None:
-                raise StateMismatchError(f"{item.dest_index.fqn} has another dtype: {problem}")
-            reads.append((item, target))
-        fetch(opened, reads, self._records, workers=default_workers(), touched=set())
-        for item, target in reads:
-            planner.commit_tensor(item, target)
-        future: torch.futures.Future[None] = torch.futures.Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return StrongroomWriter.validate_checkpoint_id(checkpoint_id)
-
-    def _read_metadata(self) -> Metadata:
-        store = open_store(self._root)
-        history = Catalog(store).history()
-        if not history.has_commits:
-            raise CheckpointNotFoundError(f"nothing is committed in {store.uri}: there is nothing to load")
-        name = history.at_step(self._step) if self._step is not None else history.line.newest_first[0]
-        commit = history.commits.get(name)
-        if commit is None:
-            raise IntegrityError(history.damaged[name])
-        opened = open_checkpoint(store, commit)
-        self._records = {_fqn_of(name): record for name, record in opened.index.tensors.items()}
-        self._records.update(
-            {_fqn_of(alias): opened.index.tensors[name] for alias, name in opened.index.aliases.items()}
-        )
-        self._values, mapping = _flat(opened.state)
-        self._opened = opened
-        metadata = plan.dcp_metadata(self._records)
-        metadata.state_dict_metadata.update({fqn: BytesStorageMetadata() for fqn in self._values})
-        metadata.planner_data = mapping
-        return metadata
-
-    def _load_value(self, planner: LoadPlanner, item: Any) -> None:
-        value = Decoder().decode(self._values[item.storage_index.fqn], (item.storage_index.fqn,))
-        # DCP's planners take a value in torch.save's form only. What is pickled here, and read
-        # back by the planner at once, is a plain value that was just decoded: nothing of the file.
-        data = io.BytesIO()
-        torch.save(value, data)  # noqa: TID251 - see above
-        data.seek(0)
-        planner.load_bytes(item, data)
-
-
-class _Refusing(dict[str, Any]):
-    """Metadata of a checkpoint that could not be read: looking into it raises why."""
-
-    def __init__(self, error: StrongroomError) -> None:
-        super().__init__()
-        self._error = error
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise self._error
-
-    __contains__ = __getitem__ = __iter__ = __len__ = get = items = keys = values = _refuse
-
-
-def name_of(fqn: str) -> str:
-    """The stored name of DCP's name for a tensor."""
-    return paths.spell(paths.from_dotted(fqn))
-
-
-def _fqn_of(name: str) -> str:
-    """DCP's name for a stored tensor: indices lose their brackets, as its flattening spells them."""
-    return ".".join(
-        part[1:-1] if part.startswith("[") and part[1:-1].isdecimal() else part for part in name.split(".")
-    )
-
-
-def _step_of(value: Any) -> int:
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if isinstance(text, str) and text.isdecimal():
-        text = int(text)
-    if not isinstance(text, int) or isinstance(text, bool) or not 0 <= text <= MAX_STEP:
-        raise ConfigError(
-            f"checkpoint_id names a step here: a number from 0 to {MAX_STEP}, got {value!r:.80}"
-        )
-    return text
-
-
 def _encode(planner: SavePlanner, item: WriteItem) -> Node:
     lookup = getattr(planner, "lookup_object", None)
     if lookup is None:
@@ -533,34 +369,3 @@ def _branch_node(branch: Any) -> Node:
         return [_branch_node(item) for item in branch.values()]
     key_encoder = Encoder()
     return node("dict", [[key_encoder.encode(key), _branch_node(item)] for key, item in branch.items()])
-
-
-def _flat(document: Node) -> tuple[dict[str, Node], dict[str, tuple[Any, ...]]]:
-    """A document as DCP names things: values that are no tensors by name, and every name's path."""
-    values: dict[str, Node] = {}
-    mapping: dict[str, tuple[Any, ...]] = {}
-    _flatten(document, (), values, mapping)
-    return values, mapping
-
-
-_TENSOR: Final = "tensor"
-
-
-def _flatten(
-    found: Node, path: tuple[Any, ...], values: dict[str, Node], mapping: dict[str, tuple[Any, ...]]
-) -> None:
-    fqn = ".".join(map(str, path))
-    tag, payload = (found.get("$"), found.get("v")) if type(found) is dict else (None, None)
-    pairs = payload[1:] if tag in ("module", "ordered_dict") and type(payload) is list else payload
-    if tag in ("dict", "module", "ordered_dict") and type(pairs) is list and pairs:
-        for key, item in pairs:
-            if type(key) is str:
-                _flatten(item, (*path, key), values, mapping)
-    elif type(found) is list and found:
-        for number, item in enumerate(found):
-            _flatten(item, (*path, number), values, mapping)
-    elif tag == _TENSOR:
-        mapping[fqn] = path
-    elif tag not in ("optimizer", "stateful", "generator", "ndarray", "per_rank"):
-        values[fqn] = found
-        mapping[fqn] = path
