@@ -49,6 +49,8 @@ class Rebuilder:
         self._rank_values = rank_values
         self._plan = plan
         self._arrays: dict[tuple[str, str], Any] = {}
+        # No tensor and nothing of a rank can be a key.
+        self._keys = Decoder()
         self._decoder = Decoder(
             {
                 "tensor": self._decode_tensor,
@@ -194,7 +196,7 @@ class Rebuilder:
             return None
         nodes: dict[Any, Node] = {}
         for key_node, value in pairs:
-            key = self.decode(key_node, path)
+            key = self._keys.decode(key_node, path)
             try:
                 nodes[key] = value
             except TypeError as error:

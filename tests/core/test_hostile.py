@@ -169,6 +169,8 @@ DOCUMENTS: dict[str, Any] = {
     "tuples within tuples": as_dict(a=nested("tuple", 200, [])),
     "a key twice": node("dict", [["a", 1], ["a", 2]]),
     "a key that cannot be one": node("dict", [[[], 1]]),
+    "a tensor as a key": node("dict", [[node("tensor", "tensor"), 1]]),
+    "a rank's value as a key": node("dict", [[node("per_rank", "extra.rank"), 1]]),
     "a float that is none": as_dict(a=node("float", "x")),
 }
 
