@@ -551,9 +551,10 @@ class Checkpointer:
 
 
 def _check_step(step: Any) -> int:
-    # numpy and torch integers are welcome; True, which is an int, is not.
+    # numpy and torch integers are welcome; True, which passes for an int in all three, is not.
+    is_bool = isinstance(step, bool) or str(getattr(step, "dtype", "")) in ("bool", "torch.bool")
     try:
-        number = None if isinstance(step, bool) else step.__index__()
+        number = None if is_bool else step.__index__()
     except (AttributeError, TypeError):
         number = None
     if number is None or not 0 <= number <= MAX_STEP:
