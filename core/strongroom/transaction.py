@@ -97,20 +97,21 @@ def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> R
         StoreError: it could not be read or created.
     """
     try:
-        return Run.decode(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes), layout.RUN)
+        data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
     except ObjectNotFoundError:
-        pass
-    run = Run(run=draw_run_id(), created_at_ms=now_ms)
-    if store.put_if_absent(layout.RUN, run.encode()):
-        # The probe that a commit needs: the same bytes again, so that even a store which
-        # fails it is left as it was.
-        if store.put_if_absent(layout.RUN, run.encode()):
-            raise ConfigError(
-                f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers "
-                "could both commit; use a store that honours If-None-Match, or a file system"
-            )
-        return run
-    return Run.decode(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes), layout.RUN)
+        data = Run(run=draw_run_id(), created_at_ms=now_ms).encode()
+        if not store.put_if_absent(layout.RUN, data):
+            data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+    run = Run.decode(data, layout.RUN)
+    # The same bytes again, by every writer. It is the probe that a commit needs, and leaves a store
+    # that fails it as it was. And whoever created the record may have died, or met a failed fsync,
+    # before its name was durable: every commit rests on it, so a store that doubts it must say so.
+    if store.put_if_absent(layout.RUN, data):
+        raise ConfigError(
+            f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers "
+            "could both commit; use a store that honours If-None-Match, or a file system"
+        )
+    return run
 
 
 def claim_launch(

@@ -6,6 +6,8 @@ journal of. Every disk that they allow is opened by a new process.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import stat
 from collections import Counter
@@ -17,12 +19,13 @@ import pytest
 from crash_states import age, assert_newest_is, assert_whole, leftovers, numbers_from, state_at
 
 from strongroom import Checkpointer, KeepLast
-from strongroom.errors import StrongroomError
+from strongroom.errors import SaveError, StoreError, StrongroomError
 from strongroom.events import CheckpointCommitted, Event
 from strongroom.layout import COMMIT
 from strongroom.stores.base import Buffer
 from strongroom.stores.local import LocalStore
 from strongroom.testing import CrashState, SimDisk
+from strongroom.testing.simdisk import _Data, _Name, _Sync
 
 _VIEWS = ([], [1], [2, 1], [3, 2, 1], [3, 2])
 """What a process may list, oldest view first: retention takes step 1 once step 3 is committed."""
@@ -134,6 +137,68 @@ def test_a_run_goes_on_after_any_power_cut_and_cleans_up(tmp_path: Path) -> None
         assert leftovers(LocalStore(root)) == set()
         assert_newest_is(root, 9)
         assert assert_whole(root) == [9, newest]
+
+
+class _FsyncFailsOnce(SimDisk):
+    """One fsync fails, and what it should have covered is dropped; the next ones succeed.
+
+    So do Linux's: after a failed write-back the pages count as clean, and are not written again.
+    What was dropped is still there for everybody to see, until the power goes.
+    """
+
+    def __init__(self, folder: Path, fail_at: int) -> None:
+        # What it holds in the end is asked, not what it might have held on the way.
+        super().__init__(folder, exhaustive_below=4, samples=2)
+        self._fail_at = fail_at
+        self.fsyncs = 0
+
+    def fsync(self, fd: int) -> None:
+        with self._lock:
+            self.fsyncs += 1
+            if self.fsyncs != self._fail_at:
+                super().fsync(fd)
+                return
+            node = self._open[fd]
+            synced = max((n for n, event in enumerate(self._journal) if event == _Sync(node)), default=-1)
+            dropped = [
+                event
+                for event in self._journal[synced + 1 :]
+                if (isinstance(event, _Name) and event.folder == node)
+                or (isinstance(event, _Data) and event.file == node)
+            ]
+            self._journal = [event for event in self._journal if not any(event is gone for gone in dropped)]
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _train_on(disk: SimDisk, store: LocalStore) -> list[int]:
+    """As `_train`, by a user who goes on after failures, as `Tolerate` does; what was promised."""
+    promised = []
+    checkpointer = Checkpointer(store, keep=KeepLast(count=2), draw=numbers_from(100))
+    for step in (1, 2, 3):
+        try:
+            checkpointer.save(step, state_at(step)).result()
+        except (SaveError, StoreError):
+            continue
+        checkpointer.wait()
+        disk.promise(step)
+        promised.append(step)
+    return promised
+
+
+def test_what_a_failed_fsync_dropped_is_never_relied_on(tmp_path: Path) -> None:
+    for fail_at in itertools.count(1):
+        folder = tmp_path / str(fail_at)
+        folder.mkdir()
+        disk = _FsyncFailsOnce(folder, fail_at)
+        promised = _train_on(disk, LocalStore(disk.folder / "run", calls=disk))
+        # What was dropped stays dropped, so the last disks tell.
+        last = [state for state in disk.crash_states() if state.promised == tuple(promised)]
+        assert last
+        for state in last:
+            steps = assert_whole(state.store("run"))
+            assert max(promised, default=0) in (0, *steps), f"fsync {fail_at} failed, and {steps} are left"
+        if disk.fsyncs < fail_at:
+            break
 
 
 # The simulation notices what a store, or the protocol above it, leaves out. A test that let one of
