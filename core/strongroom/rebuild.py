@@ -49,8 +49,8 @@ class Rebuilder:
         self._rank_values = rank_values
         self._plan = plan
         self._arrays: dict[tuple[str, str], Any] = {}
-        # No tensor and nothing of a rank can be a key.
-        self._keys = Decoder()
+        # For what is needed before tensors are filled: keys and versions, which hold none.
+        self._plain = Decoder()
         self._decoder = Decoder(
             {
                 "tensor": self._decode_tensor,
@@ -112,7 +112,10 @@ class Rebuilder:
         return found
 
     def _decode_tensor(self, payload: Node, path: Path) -> torch.Tensor:
-        return self.own[self.record(payload, path).name]
+        name = self.record(payload, path).name
+        if name not in self.own:
+            raise FormatError(f"{key_path(path)}: the tensor {name!r:.80} where no tensor can be")
+        return self.own[name]
 
     def _decode_array(self, payload: Node, path: Path) -> Any:
         name, dtype = array_in_shard(payload)
@@ -196,7 +199,7 @@ class Rebuilder:
             return None
         nodes: dict[Any, Node] = {}
         for key_node, value in pairs:
-            key = self._keys.decode(key_node, path)
+            key = self._plain.decode(key_node, path)
             try:
                 nodes[key] = value
             except TypeError as error:
@@ -218,7 +221,7 @@ class Rebuilder:
             return nodes, self._plain_versions(found, path)
         if type(payload) is not list or not payload or not all(map(is_named_pair, payload[1:])):
             raise FormatError(f"{key_path(path)}: a module that is no list of versions and named values")
-        versions = self.decode(payload[0], path)
+        versions = self._plain.decode(payload[0], path)
         if not isinstance(versions, dict):
             raise FormatError(f"{key_path(path)}: a module whose versions are no dict")
         values = dict(payload[1:])
@@ -232,7 +235,7 @@ class Rebuilder:
         attributes = payload[0] if type(payload) is list and payload else None
         for pair in attributes if type(attributes) is list else ():
             if is_named_pair(pair) and pair[0] == "_metadata":
-                versions = self.decode(pair[1], path)
+                versions = self._plain.decode(pair[1], path)
                 return versions if isinstance(versions, Mapping) else None
         return None
 

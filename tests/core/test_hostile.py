@@ -143,6 +143,7 @@ DOCUMENTS: dict[str, Any] = {
     "a module without parts": as_dict(model=node("module", [])),
     "a module that is no list": as_dict(model=node("module", {"a": 1})),
     "a module whose versions are no dict": as_dict(model=node("module", [[], ["0.weight", None]])),
+    "a module whose versions are of a rank": as_dict(model=node("module", [node("per_rank", "extra.rank")])),
     "a module with odd pairs": as_dict(model=node("module", [node("dict", []), ["0.weight"]])),
     "an optimizer without parts": as_dict(optimizer=node("optimizer", [])),
     "an optimizer whose groups are no list": as_dict(

@@ -4,7 +4,8 @@ Hypothesis makes up histories of several processes at one root: saves, saves tha
 operation, resumes, rewinds, processes that begin and that were thought dead, flipped bits and lost
 files. After each step a new process must list and restore exactly what the model expects.
 
-``HYPOTHESIS_PROFILE=deep`` makes up a hundred times as many, for half an hour or so.
+``HYPOTHESIS_PROFILE=deep pytest -o faulthandler_timeout=0`` makes up a hundred times as many, for
+half an hour or so.
 """
 
 from __future__ import annotations
