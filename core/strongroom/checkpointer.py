@@ -383,6 +383,9 @@ class Checkpointer:
         name = committed.commit.name
         try:
             history = self._catalog.history()
+            if max(history.launch_numbers) > name.launch:
+                # A later writer slipped in between the fence and the commit: what stays is its to say.
+                return
             verified = history.verified | self._verified
             ranked = [other for other in history.line.ranked if other in history.commits]
             decisions = retention.plan(ranked, self._keep, verified=verified)
