@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strongroom import errors
 from strongroom._version import __version__
 
 if TYPE_CHECKING:
@@ -60,33 +61,7 @@ _HOMES = {
     "KeepAll": "retention",
     "KeepLast": "retention",
     "PerRank": "tree",
-    **dict.fromkeys(
-        (
-            "AccessDeniedError",
-            "CheckpointNotFoundError",
-            "ClosedError",
-            "ConfigError",
-            "DeadlineExceededError",
-            "FencedError",
-            "FormatError",
-            "IntegrityError",
-            "NoWholeCheckpointError",
-            "ObjectNotFoundError",
-            "OutcomeUnknownError",
-            "RollbackError",
-            "SaveError",
-            "StateEncodingError",
-            "StateError",
-            "StateMismatchError",
-            "StoreError",
-            "StoreFullError",
-            "StoreUnavailableError",
-            "StrongroomError",
-            "UnsupportedFormatError",
-            "WaitTimeoutError",
-        ),
-        "errors",
-    ),
+    **dict.fromkeys(errors.__all__, "errors"),
 }
 
 __all__ = [
