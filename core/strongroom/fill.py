@@ -26,7 +26,7 @@ from strongroom.keypath import Path, key_path
 from strongroom.optim import NamedParameters, OptimizerState
 from strongroom.rebuild import Rebuilder, set_generator
 from strongroom.selection import Selection
-from strongroom.tree import find_modules, is_stateful
+from strongroom.tree import PerRank, find_modules, is_stateful
 from strongroom.values import Node
 
 __all__ = ["Filling", "difference", "match"]
@@ -66,30 +66,50 @@ class Filling:
         records: the stored tensor that fills each.
         in_place: names of targets that are the caller's own memory and stay in use.
         replaceable: names of targets in an optimizer's state, which a load replaces whole.
+        missing_per_rank: names of values that each rank has its own of, and of which the
+            checkpoint holds none for this rank. The caller's stay, or None stands for them.
     """
 
     targets: dict[str, torch.Tensor] = field(default_factory=dict)
     records: dict[str, TensorRecord] = field(default_factory=dict)
     in_place: set[str] = field(default_factory=set)
     replaceable: set[str] = field(default_factory=set)
+    missing_per_rank: list[str] = field(default_factory=list)
     _loads: list[_Load] = field(default_factory=list)
     _build: Callable[[], Any] = lambda: None
+    _decoded: list[tuple[_Load, Any]] = field(default_factory=list)
+    _state: Any = None
 
-    def finish(self) -> Any:
-        """Load objects, in order, and build the caller's state; every target must be filled.
+    def decode(self) -> Any:
+        """Build the caller's state and all that is to be loaded; every target must be filled.
+
+        Nothing is loaded: a document that turns out malformed has not reached any
+        ``load_state_dict``.
 
         Raises:
-            StateError: a value cannot be built, or an object refuses its state.
+            StateError: a value cannot be built.
             FormatError: a document is not what it should be.
         """
-        # Everything is decoded before anything is loaded: a document that turns out malformed
-        # must not have reached any load_state_dict.
         with _bounded_depth():
-            state = self._build()
-            decoded = [(load, load.decode()) for load in sorted(self._loads, key=lambda load: load.order)]
-        for load, value in decoded:
+            self._state = self._build()
+            ordered = sorted(self._loads, key=lambda load: load.order)
+            self._decoded = [(load, load.decode()) for load in ordered]
+        return self._state
+
+    def load(self) -> Any:
+        """Load what was decoded: modules, optimizers, the rest. Returns the caller's state.
+
+        Raises:
+            StateError: an object refuses its state.
+        """
+        for load, value in self._decoded:
             load.run(value)
-        return state
+        return self._state
+
+    def finish(self) -> Any:
+        """`decode`, then `load`."""
+        self.decode()
+        return self.load()
 
 
 def match(
@@ -147,11 +167,19 @@ class _Matcher:
         self._different: list[str] = []
         self._unused_patterns = set(selection.only or ())
         self._memory: dict[Any, TensorRecord] = {}
-        self._stored = Rebuilder(index, rank_values, self._plan)
+        self._template = template
+        self._rank_values = rank_values
+        self._stored = Rebuilder(index, rank_values, self._plan, self._lacks)
 
     # ------------------------------------------------------------------------------- the walk
 
     def visit(self, template: Any, found: Node, path: Path) -> Build:
+        if isinstance(template, PerRank):
+            # The value comes back bare, so that a state is used like one that marks nothing.
+            return self.visit(template.value, found, path)
+        name = payload_of(found, "per_rank")
+        if name is not None:
+            return self._visit_own(template, name, path)
         if isinstance(template, torch.nn.Module):
             return self._visit_module(template, found, path)
         if isinstance(template, torch.optim.Optimizer):
@@ -167,6 +195,16 @@ class _Matcher:
         if type(template) in (list, tuple) and _holds_fillable(template):
             return self._visit_sequence(template, found, path)
         return self._visit_plain(template, found, path)
+
+    def _visit_own(self, template: Any, name: Any, path: Path) -> Build:
+        """Something of which this rank stored its own, if it did."""
+        if not isinstance(name, str):
+            raise FormatError(f"{key_path(path)}: a value of one rank without a name")
+        if name in self._rank_values:
+            return self.visit(template, self._rank_values[name], path)
+        if self._wants(paths.spell(path)):
+            self._note_missing(name)
+        return lambda: template
 
     def _is_walked(self, template: Mapping[Any, Any], path: Path) -> bool:
         if not path or not template:
@@ -436,6 +474,17 @@ class _Matcher:
         above = f"{self._selection.stored_name(paths.spell(path))}." if path else ""
         return next((other for other in keys if f"{above}{paths.spell(split(other))}" == wanted), key)
 
+    # ---------------------------------------------------------------------- one rank's own values
+
+    def _note_missing(self, name: str) -> None:
+        if name not in self.filling.missing_per_rank:
+            self.filling.missing_per_rank.append(name)
+
+    def _lacks(self, name: str, path: Path) -> Any:
+        """What stands for a value of which this rank stored none: the caller's, or None."""
+        self._note_missing(name)
+        return _value_at(self._template, path)
+
     # ---------------------------------------------------------------------------------- verdict
 
     def _later(self, order: int, path: Path, decode: Callable[[], Any], apply: Callable[[Any], None]) -> None:
@@ -484,7 +533,31 @@ def _listed(what: str, names: Any) -> list[str]:
     return [f"{what}: {', '.join(list(names)[:20])}{more}"]
 
 
+def _value_at(template: Any, path: Path) -> Any:
+    """What a template holds at a path; None where it holds nothing."""
+    value = template
+    for number, step in enumerate(path):
+        if isinstance(value, PerRank):
+            value = value.value
+        if isinstance(value, torch.nn.Module):
+            # Its extra state; a module's names are dotted.
+            return value.state_dict().get(".".join(map(str, path[number:])))
+        if is_stateful(value):
+            value = value.state_dict()
+        is_there = (
+            type(step) is int and step < len(value)
+            if isinstance(value, list | tuple)
+            else isinstance(value, Mapping) and step in value
+        )
+        if not is_there:
+            return None
+        value = value[step]
+    return value.value if isinstance(value, PerRank) else value
+
+
 def _holds_fillable(value: Any) -> bool:
+    if isinstance(value, PerRank):
+        return _holds_fillable(value.value)
     if isinstance(value, torch.nn.Module | torch.optim.Optimizer | torch.Tensor | torch.Generator):
         return True
     if is_stateful(value):

@@ -33,6 +33,8 @@ class Rebuilder:
         index: the checkpoint's tensors.
         rank_values: this rank's own values, by name.
         plan: told of each new piece of memory: a name for it, the memory, what fills it.
+        lacks: asked what stands for a value of which this rank has none of its own, by the
+            value's name and place; told of each before anything is decoded, too.
 
     Attributes:
         own: the memory of each stored tensor that has been given some, by its stored name.
@@ -43,11 +45,13 @@ class Rebuilder:
         index: Index,
         rank_values: Mapping[str, Node],
         plan: Callable[[str, torch.Tensor, TensorRecord], None],
+        lacks: Callable[[str, Path], Any],
     ) -> None:
         self.own: dict[str, torch.Tensor] = {}
         self._index = index
         self._rank_values = rank_values
         self._plan = plan
+        self._lacks = lacks
         self._arrays: dict[tuple[str, str], Any] = {}
         # For what is needed before tensors are filled: keys and versions, which hold none.
         self._plain = Decoder()
@@ -81,14 +85,14 @@ class Rebuilder:
 
     def allocate(self, node: Node, path: Path) -> None:
         """Plan to fill new memory for every tensor that a node refers to."""
-        for stored in self._references(node):
+        for stored in self._references(node, path):
             record = self.record(stored, path)
             if record.name not in self.own:
                 self.own[record.name] = _new_memory(record, path)
                 # "=" starts no name of the caller's: it is escaped there.
                 self._plan(f"={record.name}", self.own[record.name], record)
 
-    def _references(self, node: Node) -> list[Any]:
+    def _references(self, node: Node, path: Path) -> list[Any]:
         found = []
         stack = [node]
         seen: set[str] = set()
@@ -106,7 +110,10 @@ class Rebuilder:
                     # Each once: a hostile document could let two of them refer to each other.
                     if isinstance(payload, str) and payload not in seen:
                         seen.add(payload)
-                        stack.append(self._rank_values.get(payload))
+                        if payload in self._rank_values:
+                            stack.append(self._rank_values[payload])
+                        else:
+                            self._lacks(payload, path)
                 else:
                     stack.append(payload)
         return found
@@ -167,8 +174,10 @@ class Rebuilder:
             raise FormatError(f"{key_path(path)}: state of a parameter that no group has ({error})") from None
 
     def _decode_per_rank(self, payload: Node, path: Path) -> Any:
-        if type(payload) is not str or payload not in self._rank_values:
-            raise FormatError(f"{key_path(path)}: the checkpoint holds no value of this rank")
+        if type(payload) is not str:
+            raise FormatError(f"{key_path(path)}: a value of one rank without a name")
+        if payload not in self._rank_values:
+            return self._lacks(payload, path)
         return self.decode(self._rank_values[payload], path)
 
     def groups(self, node: Node, path: Path) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ name for staging. What belongs to one rank alone (`PerRank`) goes to a document 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +24,10 @@ from strongroom.keypath import Path, key_path
 from strongroom.optim import NamedParameters
 from strongroom.values import MAX_DEPTH, Encoder, Node
 
-__all__ = ["Captured", "PerRank", "capture", "find_modules", "is_stateful"]
+__all__ = ["MAX_COMPARED_BYTES", "Captured", "Capturer", "PerRank", "capture", "find_modules", "is_stateful"]
+
+MAX_COMPARED_BYTES: Final = 64 << 10
+"""Tensors up to here are worth hashing on every rank, to see that all ranks hold the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,24 @@ class Captured:
         rank_document: pairs of a name and a node, for this rank's own values.
         tensors: every distinct tensor by name, in the order of the walk.
         aliases: further names of the same memory: alias -> name.
+        units: the unit of each tensor: what lies in one unit must come from one rank, since
+            parts from several ranks would be a state that no rank had.
+        compared: those small tensors that must be the same on every rank, because nothing else
+            says whose would be stored: generators, arrays, tensors that stand by themselves.
+        fingerprint: equal for two captures exactly where the names, shapes, dtypes and
+            placements of all tensors are, in order; cheap to compare where nothing changed.
+
+    Two captures of one `Capturer` may share ``document``, ``aliases`` and ``units`` in part:
+    they are not to be modified.
     """
 
     document: Node = None
     rank_document: list[Node] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    compared: dict[str, torch.Tensor] = field(default_factory=dict)
+    fingerprint: object = None
 
 
 def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
@@ -62,6 +78,25 @@ def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
         StateEncodingError: a value has no safe encoding; names its key path.
     """
     return _Capture(state, rank).run()
+
+
+class Capturer:
+    """Walks the state of one rank again and again.
+
+    Args:
+        rank: this rank, for the names of tensors inside `PerRank`.
+    """
+
+    def __init__(self, *, rank: int) -> None:
+        self._rank = rank
+
+    def capture(self, state: Mapping[str, Any]) -> Captured:
+        """Walk a state; what comes out is what `capture` gives.
+
+        Raises:
+            StateEncodingError: a value has no safe encoding; names its key path.
+        """
+        return capture(state, rank=self._rank)
 
 
 def is_stateful(value: Any) -> bool:
@@ -92,6 +127,21 @@ def find_modules(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.nn.M
             yield from find_modules(item, (*path, position))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Region:
+    """A part of the state whose tensors belong together.
+
+    Attributes:
+        unit: what a tensor in it belongs to.
+        is_compared: whether every rank must hold the same.
+        is_own: whether it is this rank's alone.
+    """
+
+    unit: str
+    is_compared: bool = False
+    is_own: bool = False
+
+
 class _Capture:
     def __init__(self, state: Mapping[str, Any], rank: int) -> None:
         self._state = state
@@ -100,6 +150,7 @@ class _Capture:
         self._captured = Captured()
         self._by_memory: dict[Any, str] = {}
         self._encoder = Encoder(self._leaf)
+        self._region: _Region | None = None
 
     def run(self) -> Captured:
         if not isinstance(self._state, Mapping):
@@ -107,7 +158,22 @@ class _Capture:
                 "state", f"is a {type(self._state).__name__}; expected a dict such as {{'model': model}}"
             )
         self._captured.document = self._encoder.encode(dict(self._state), ())
+        self._captured.fingerprint = tuple(
+            (name, tensor.shape, tensor.dtype, str(getattr(tensor, "placements", "")))
+            for name, tensor in self._captured.tensors.items()
+        )
         return self._captured
+
+    @contextmanager
+    def _within(self, region: _Region) -> Iterator[None]:
+        """What is found meanwhile lies in a region, unless that is all within one rank's own."""
+        outer = self._region
+        if not (outer is not None and outer.is_own):
+            self._region = region
+        try:
+            yield
+        finally:
+            self._region = outer
 
     def _leaf(self, value: Any, path: Path) -> Node | None:
         """The node of what the typed document has no form of its own for, or None."""
@@ -137,38 +203,40 @@ class _Capture:
             for prefix, metadata in getattr(state_dict, "_metadata", {}).items()
             if metadata != {"version": 1}
         }
-        return node(
-            "module",
-            [
-                self._encoder.encode(versions, path),
-                *(
-                    [name, self._encoder.encode(value, (*path, *paths.from_dotted(name)))]
-                    for name, value in state_dict.items()
-                ),
-            ],
-        )
+        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        buffers = f"{paths.spell(path)}=buffers"
+        nodes: list[Node] = []
+        with self._within(_Region(unit=buffers, is_compared=True)):
+            nodes.append(self._encoder.encode(versions, path))
+        for name, value in state_dict.items():
+            own_path = (*path, *paths.from_dotted(name))
+            region = _Region(
+                unit=paths.spell(own_path) if name in parameters else buffers,
+                is_compared=_is_extra(name),
+            )
+            with self._within(region):
+                nodes.append([name, self._encoder.encode(value, own_path)])
+        return node("module", nodes)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> Node:
         named = NamedParameters.of(optimizer, self._parameters)
         state = optim.named_state(optimizer, named)
         encode = self._encoder.encode
-        return node(
-            "optimizer",
-            [
-                encode(state.groups, (*path, "param_groups")),
-                [
-                    [name, encode(value, (*path, "state", *named.paths[name]))]
-                    for name, value in state.state.items()
-                ],
-                encode(state.other_state, (*path, "state")),
-                encode(state.extra, path),
-            ],
-        )
+        pairs: list[Node] = []
+        for name, value in state.state.items():
+            own_path = (*path, "state", *named.paths[name])
+            with self._within(_Region(unit=paths.spell(own_path))):
+                pairs.append([name, encode(value, own_path)])
+        with self._within(_Region(unit=paths.spell(path[:1]))):
+            groups = encode(state.groups, (*path, "param_groups"))
+            other = encode(state.other_state, (*path, "state"))
+            return node("optimizer", [groups, pairs, other, encode(state.extra, path)])
 
     def _per_rank(self, value: PerRank, path: Path) -> Node:
         own_path = (*path, f"rank{self._rank}")
         name = paths.spell(path)
-        self._captured.rank_document.append([name, self._encoder.encode(value.value, own_path)])
+        with self._within(_Region(unit=paths.spell(own_path), is_own=True)):
+            self._captured.rank_document.append([name, self._encoder.encode(value.value, own_path)])
         return node("per_rank", name)
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> str:
@@ -184,7 +252,16 @@ class _Capture:
             return name
         # Held here for as long as the walk lasts, so that no address is used twice.
         self._captured.tensors[name] = tensor
+        region = self._region or _Region(unit=paths.spell(path[:1]), is_compared=True)
+        self._captured.units[name] = region.unit
+        if region.is_compared and tensor.nbytes <= MAX_COMPARED_BYTES and not hasattr(tensor, "placements"):
+            self._captured.compared[name] = tensor
         return name
+
+
+def _is_extra(name: str) -> bool:
+    """Whether a module's ``state_dict()`` holds its ``get_extra_state()`` under this name."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:

@@ -164,7 +164,6 @@ DOCUMENTS: dict[str, Any] = {
         )
     ),
     "an optimizer whose further state is no dict": as_dict(optimizer=node("optimizer", [[], [], 7, 7])),
-    "a value of a rank that has none": as_dict(a=node("per_rank", "no such")),
     "a value of a rank named by a list": as_dict(a=node("per_rank", [])),
     "objects within objects": as_dict(a=nested("stateful", 480)),
     "tuples within tuples": as_dict(a=nested("tuple", 200, [])),
