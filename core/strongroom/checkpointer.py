@@ -1,8 +1,8 @@
 """The object that users hold: save, restore, list, wait, close.
 
-It owns the order of things: one save in flight, a launch claimed before the first, the
-background thread, and what a background failure does. How a save or a restore works is
-elsewhere.
+It owns the order of things: one save in flight, a launch claimed before the first, what the ranks
+of a job agree on when, the background thread, and what a background failure does. How a save or a
+restore works is elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from strongroom import parallel, retention, sweep
+from strongroom import layout, parallel, retention, sweep
 from strongroom import restore as restoring
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import (
@@ -33,10 +34,13 @@ from strongroom.config import (
     load_policy,
 )
 from strongroom.errors import (
+    AccessDeniedError,
     ClosedError,
     ConfigError,
     FencedError,
     FormatError,
+    ObjectNotFoundError,
+    RanksDisagreeError,
     SaveError,
     StrongroomError,
     WaitTimeoutError,
@@ -53,15 +57,25 @@ from strongroom.events import (
 )
 from strongroom.handle import Failures, SaveHandle
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
-from strongroom.manifest import MAX_DEADLINE_S, CheckpointRef, Launch, check_run_id
-from strongroom.ranks import Ranks
+from strongroom.manifest import (
+    LAUNCH_BOUNDS,
+    MAX_DEADLINE_S,
+    CheckpointRef,
+    Commit,
+    Launch,
+    check_run_id,
+)
+from strongroom.messages import Message
+from strongroom.ownership import Owners
+from strongroom.parts import write_together
+from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
-from strongroom.saving import Provenance, StagedSave, Stager, default_workers, write_checkpoint
+from strongroom.saving import NO_PROVENANCE, Provenance, StagedSave, Stager, default_workers
 from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.stores.open import open_store
-from strongroom.transaction import Attempt, Committed, Deadline, begin_run, claim_launch
+from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,6 +103,16 @@ class _Turn:
     parent: CheckpointRef | None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Intent:
+    """What one call of ``save`` turned out to mean."""
+
+    began: float
+    waited: float = 0.0
+    step: int = 0
+    extras: Provenance = NO_PROVENANCE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
     """The save in the background: until ``job`` ends, its buffers are in use."""
@@ -98,6 +122,15 @@ class _InFlight:
     job: Future[None]
     deadline: Deadline
 
+
+_LOOKS_S: Final = (0.05, 0.2, 1.0, 3.0)
+"""Pauses between looks for a record that another rank has just written."""
+
+_FAREWELL_S: Final = 10.0
+"""How long rank 0 waits at the end for ranks that are still reading its last word."""
+
+_SAVED_ALREADY: Final = "step {step} is saved already, or being saved, by this launch"
+_BUSY: Final = "the save before it is still being written, and when_busy='skip' was asked for"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -143,17 +176,24 @@ class Checkpointer:
         security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
             if it is set.
         digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
-        timeout_s: seconds after which a save gives up and never commits.
+        timeout_s: seconds after which a save gives up and never commits, and after which ranks wait
+            no longer for one of theirs.
         on_failure: when a failed background save raises: ``RaiseAtOnce()`` or
             ``Tolerate(consecutive=3)``.
         max_fallback: damaged checkpoints that `restore` may skip.
         events: who else listens to what happens.
         run_id: the run's id where the platform gives one; None: the root's, or a random one.
+        process_group: the processes that save together; None: all of the job's. It is used once,
+            by the first save or restore, to meet; afterwards ranks talk over a connection of
+            their own.
+        when_busy: what a save does while the one before it is still being written: ``"wait"``, or
+            ``"skip"`` (a handle with ``skipped`` set, and a `SaveSkipped` event).
         clock: the time.
         draw: random hex digits for ``n`` bytes.
 
     Raises:
-        ConfigError: an argument cannot work; the root is a file; the job has several processes.
+        ConfigError: an argument cannot work; the root is a file; the job has several processes and
+            torch.distributed is not initialized.
     """
 
     def __init__(
@@ -168,6 +208,8 @@ class Checkpointer:
         max_fallback: int = 3,
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
+        process_group: Any = None,
+        when_busy: str = "wait",
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
@@ -178,13 +220,16 @@ class Checkpointer:
         if keep is not None and not callable(getattr(keep, "keep", None)):
             raise ConfigError(f"keep must be a retention policy such as KeepLast(count=3), got {keep!r}")
         policy = load_policy(security)
-        self._ranks = Ranks.of_this_process()
+        self._ranks = Ranks.of_this_process(process_group)
         self._store = open_store(root)
         self._keep = keep
         self._algorithm = choose_digest(digest, policy)
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
+        if when_busy not in ("wait", "skip"):
+            raise ConfigError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}")
+        self._when_busy = when_busy
         self._run_id = _check_run_id(run_id)
         self._clock = clock
         self._draw = draw
@@ -192,6 +237,7 @@ class Checkpointer:
 
         self._catalog = Catalog(self._store)
         self._stager = Stager(self._ranks, parts=self._workers)
+        self._owners = Owners(self._ranks.world_size)
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
         self._turn: _Turn | None = None
@@ -223,6 +269,10 @@ class Checkpointer:
         When this returns, the state may be changed freely. The first save of a checkpointer
         also claims its launch, so that a root that cannot be written to is found here.
 
+        In a job of several ranks every rank calls this, with the same step. Each stores its own
+        shards of distributed tensors; what all have alike is stored once; what differs by rank
+        is wrapped in `PerRank`. ``metrics``, ``provenance`` and ``tags`` are rank 0's.
+
         Args:
             step: of the optimizer; grows from save to save.
             state: a dict of modules, optimizers, anything with ``state_dict`` and
@@ -236,32 +286,25 @@ class Checkpointer:
             ConfigError: the step is lower than one that this line has; or the call comes from within
                 another one (a signal handler, a second thread), or from a fork.
             SaveError, FencedError: an earlier save failed in the background.
+            RanksError: another rank is missing, failed, or was asked for something else.
             ClosedError: the checkpointer was closed.
         """
-        self._check_open()
-        step = _check_step(step)
-        extras = Provenance.of(provenance, metrics, tags)
-        for earlier in (self._last, self._committed):
-            if earlier is not None and earlier.step == step and not earlier.has_failed:
-                reason = f"step {step} is saved already, or being saved, by this launch"
-                self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
-                return SaveHandle.skip(earlier, reason)
-        if self._fenced is not None:
-            # Nothing that this turn writes could be committed any more.
-            self._failures.raise_untold()
-            raise self._fenced
-        began = self._clock.monotonic()
-        self._join()
-        self._failures.raise_untold()
-        self._check_order(step)
-        waited = self._clock.monotonic()
-        turn = self._turn or self._begin_turn()
-        name = CheckpointName(
-            launch=turn.launch.launch, step=step, attempt=self._draw(ATTEMPT_HEX_DIGITS // 2)
+        intent = _Intent(began=self._clock.monotonic())
+        said, own = self._ranks.lane("main").agree(
+            "deciding on a save",
+            lambda: self._propose(intent, step, state, provenance, metrics, tags),
+            self._decide,
+            timeout_s=self._timeout_s,
         )
-        deadline = Deadline.after(self._timeout_s, self._clock.monotonic)
+        if said.members["do"] == "skip":
+            return self._skip(intent.step, said.members["reason"])
+        if said.members["is_new"]:
+            self._meet_at_root(said.pieces["launch"])
         staging = self._clock.monotonic()
-        staged = self._stager.take(state, binding(turn.launch.run, name))
+        self._stager.learn(said, own)
+        turn = self._turn or self._join_turn(said.pieces["launch"])
+        name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
+        staged = self._stager.take(binding(turn.launch.run, name))
         attempt = Attempt(
             self._store,
             launch=turn.launch,
@@ -269,26 +312,141 @@ class Checkpointer:
             parent=self._newest or turn.parent,
             algorithm=self._algorithm,
             world_size=self._ranks.world_size,
-            deadline=deadline,
+            deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
         )
         self._emitter.emit(
             SaveStarted(
                 run=turn.launch.run,
-                step=step,
+                step=intent.step,
                 launch=name.launch,
                 attempt=name.attempt,
                 size_bytes=staged.size_bytes,
-                wait_s=waited - began,
+                wait_s=intent.waited - intent.began,
                 stage_s=self._clock.monotonic() - staging,
             )
         )
-        handle = SaveHandle(step)
+        return self._start(attempt, staged, intent.extras)
+
+    def _propose(
+        self,
+        intent: _Intent,
+        step: Any,
+        state: Mapping[str, Any],
+        provenance: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any] | None,
+        tags: Iterable[str],
+    ) -> Message:
+        """This rank's word on a save: whether it can take part, and what it holds."""
+        self._check_open()
+        intent.step = _check_step(step)
+        intent.extras = Provenance.of(provenance, metrics, tags)
+        about = {"call": "save", "step": intent.step}
+        if self._earlier(intent.step) is not None:
+            return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
+        if self._fenced is not None:
+            # Nothing that this turn writes could be committed any more.
+            self._failures.raise_untold()
+            raise self._fenced
+        if self._when_busy == "skip" and self._is_saving:
+            return Message(members={**about, "skip": _BUSY})
+        self._join()
+        self._failures.raise_untold()
+        self._check_order(intent.step)
+        intent.waited = self._clock.monotonic()
+        looked = self._stager.look(state)
+        return Message(members={**about, **looked.members}, pieces=looked.pieces)
+
+    def _decide(self, said: list[Message]) -> Verdict:
+        """The coordinator's decision on a save."""
+        calls = [(message.members["call"], message.members["step"]) for message in said]
+        self._check_same(calls)
+        skips = [reason for message in said if (reason := message.members.get("skip"))]
+        if skips:
+            self._stager.forget()
+            return Verdict(shared=Message(members={"do": "skip", "reason": skips[0]}))
+        # Only now, when every rank is known to be able: a launch is claimed for good.
+        is_new = self._turn is None
+        turn = self._turn or self._begin_turn()
+        generation, told = self._owners.decide(said)
+        members = {
+            "do": "save",
+            "attempt": self._draw(ATTEMPT_HEX_DIGITS // 2),
+            "generation": generation,
+            "is_new": is_new,
+        }
+        return Verdict(shared=Message(members=members, pieces={"launch": turn.launch.encode()}), own=told)
+
+    def _meet_at_root(self, record: bytes) -> None:
+        """See whether every rank finds the launch's record at its root, just as it was written.
+
+        Raises:
+            ConfigError: one does not: what it wrote would be missing from the checkpoint.
+        """
+        if self._ranks.is_alone:
+            return
+
+        def look() -> Message:
+            key = layout.launch_key(Launch.decode(record, "the coordinator's launch").launch)
+            return Message(members={"sees_it": _holds(self._store, key, record)})
+
+        def decide(said: list[Message]) -> Verdict:
+            blind = [rank for rank, message in enumerate(said) if not message.members["sees_it"]]
+            if blind:
+                raise ConfigError(
+                    f"{name_ranks(blind)} cannot see at {self._store.uri} what rank 0 has written there: the "
+                    "root must be one place for all ranks, such as a shared file system"
+                )
+            return Verdict()
+
+        try:
+            self._ranks.lane("main").agree("looking at the root", look, decide, timeout_s=self._timeout_s)
+        except BaseException:
+            self._turn = None
+            raise
+
+    def _check_same(self, calls: Sequence[tuple[str, Any]]) -> None:
+        """Raise RanksDisagreeError where ranks were not called alike."""
+        differing = [rank for rank, call in enumerate(calls) if call != calls[0]]
+        if differing:
+            theirs = calls[differing[0]]
+            raise RanksDisagreeError(
+                f"rank 0 called {_words(calls[0])} and {name_ranks(differing)} called {_words(theirs)}: "
+                "all ranks must make the same calls in the same order",
+                ranks=differing,
+                phase="deciding",
+            )
+
+    def _earlier(self, step: int) -> SaveHandle | None:
+        """The handle of a save of this step that has not failed."""
+        for earlier in (self._last, self._committed):
+            if earlier is not None and earlier.step == step and not earlier.has_failed:
+                return earlier
+        return None
+
+    def _skip(self, step: int, reason: str) -> SaveHandle:
+        self._emitter.emit(SaveSkipped(run=self._run_name, step=step, reason=reason))
+        earlier = self._earlier(step) or self._last
+        if earlier is None:
+            raise RanksDisagreeError(
+                f"step {step} is saved already on another rank, and not on this one", phase="deciding"
+            )
+        return SaveHandle.skip(earlier, reason, step=step)
+
+    @property
+    def _is_saving(self) -> bool:
+        return self._in_flight is not None and not self._in_flight.job.done()
+
+    def _start(self, attempt: Attempt, staged: StagedSave, extras: Provenance) -> SaveHandle:
+        """Start the background half."""
+        handle = SaveHandle(attempt.name.step)
         job: Future[None] = Future()
         before = self._last
+        # Connected here, where a fault is still the caller's to see.
+        self._ranks.lane("background").open()
         try:
             # Known before it begins: an interrupt must not lose sight of what uses the buffers.
-            self._in_flight = _InFlight(name=name, handle=handle, job=job, deadline=deadline)
+            self._in_flight = _InFlight(name=attempt.name, handle=handle, job=job, deadline=attempt.deadline)
             self._last = handle
             parallel.start(
                 lambda: self._write(attempt, staged, extras, handle), name="strongroom-save", future=job
@@ -300,7 +458,7 @@ class Checkpointer:
         return handle
 
     def _begin_turn(self) -> _Turn:
-        """Claim this writer's launch, from the checkpoint that it restored, if any."""
+        """Claim this job's launch, from the checkpoint that it restored, if any; on the coordinator."""
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
         history = self._catalog.history()
@@ -323,6 +481,12 @@ class Checkpointer:
         self._emitter.emit(LaunchClaimed(run=run.run, launch=launch.launch, parent_step=parent_step))
         return self._turn
 
+    def _join_turn(self, record: bytes) -> _Turn:
+        """Take part in the launch that the coordinator has claimed."""
+        launch = Launch.decode(record, "the coordinator's launch")
+        self._turn = _Turn(launch=launch, parent=launch.parent)
+        return self._turn
+
     def _check_order(self, step: int) -> None:
         newest = self._newest or (self._turn.parent if self._turn else self._restored)
         if newest is not None and step < newest.step:
@@ -335,30 +499,32 @@ class Checkpointer:
         """The background half of a save; what it raises is kept for the training thread."""
         began = self._clock.monotonic()
         try:
-            committed = write_checkpoint(attempt, staged, extras, workers=self._workers)
+            commit = write_together(attempt, staged, extras, self._ranks, workers=self._workers)
         except BaseException as error:
             self._fail(attempt, handle, error)
             if not isinstance(error, Exception):
                 raise
             return
         self._failures.end_row()
-        self._newest = committed.ref
+        self._newest = commit.ref
         self._emitter.emit(
             CheckpointCommitted(
                 run=attempt.run,
                 step=attempt.name.step,
                 launch=attempt.name.launch,
                 attempt=attempt.name.attempt,
-                size_bytes=committed.commit.size_bytes,
+                size_bytes=commit.size_bytes,
                 background_s=self._clock.monotonic() - began,
             )
         )
-        handle.settle(Checkpoint.of(committed.commit))
+        handle.settle(Checkpoint.of(commit))
         self._committed = handle
-        self._retain(committed)
+        if self._ranks.is_coordinator:
+            self._retain(commit)
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
-        attempt.abort()
+        if self._ranks.is_coordinator:
+            attempt.abort()
         step = attempt.name.step
         told: StrongroomError
         if isinstance(error, FencedError | SaveError):
@@ -376,11 +542,11 @@ class Checkpointer:
         self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=failures))
         handle.fail(told)
 
-    def _retain(self, committed: Committed) -> None:
+    def _retain(self, commit: Commit) -> None:
         """Retention and orphans, after a commit; never raises into training."""
         if self._keep is None:
             return
-        name = committed.commit.name
+        name = commit.name
         try:
             history = self._catalog.history()
             if max(history.launch_numbers) > name.launch:
@@ -391,7 +557,7 @@ class Checkpointer:
             decisions = retention.plan(ranked, self._keep, verified=verified)
             half_removed = self._half_removed.intersection(history.uncommitted)
             self._half_removed = half_removed.union(
-                sweep.remove_checkpoints(self._store, committed.commit.run, decisions, self._emitter)
+                sweep.remove_checkpoints(self._store, commit.run, decisions, self._emitter)
             )
             orphans = sweep.orphans(
                 self._store,
@@ -401,10 +567,10 @@ class Checkpointer:
                 now_ns=self._clock.now_ns(),
                 half_removed=half_removed,
             )
-            sweep.remove_orphans(self._store, committed.commit.run, orphans, self._emitter)
+            sweep.remove_orphans(self._store, commit.run, orphans, self._emitter)
         except Exception as error:  # noqa: BLE001
             # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
-            self._emitter.emit(RemovalFailed(run=committed.commit.run, folder="", reason=str(error)))
+            self._emitter.emit(RemovalFailed(run=commit.run, folder="", reason=str(error)))
 
     # --------------------------------------------------------------------------------- restore
 
@@ -458,6 +624,7 @@ class Checkpointer:
             max_fallback=self._max_fallback,
             accept_older=accept_older,
             ranks=self._ranks,
+            timeout_s=self._timeout_s,
             workers=self._workers,
             emitter=self._emitter,
         )
@@ -505,6 +672,7 @@ class Checkpointer:
             return
         self._join(timeout_s)
         self._is_closed = True
+        self._ranks.part(_FAREWELL_S)
         self._failures.raise_untold()
 
     def __enter__(self) -> Self:
@@ -526,6 +694,7 @@ class Checkpointer:
         except StrongroomError as late:
             _LOG.warning("leaving with %s pending: %s", type(error).__name__, late)
         self._is_closed = True
+        self._ranks.part(0.0)
 
     def _join(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight; says nothing of how it ended."""
@@ -551,6 +720,26 @@ class Checkpointer:
     @property
     def _run_name(self) -> str:
         return self._turn.launch.run if self._turn else ""
+
+
+def _words(call: tuple[str, Any]) -> str:
+    name, step = call
+    return f"{name}(step={step})" if step is not None else f"{name}()"
+
+
+def _holds(store: Store, key: str, expected: bytes) -> bool:
+    """Whether a store holds exactly this; True where this role may not look."""
+    for pause_s in (*_LOOKS_S, None):
+        try:
+            return store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes) == expected
+        except AccessDeniedError:
+            return True
+        except ObjectNotFoundError:
+            if pause_s is None:
+                return False
+            # A network file system may take a moment to show a new name to other hosts.
+            time.sleep(pause_s)
+    return False
 
 
 def _check_step(step: Any) -> int:

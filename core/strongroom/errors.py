@@ -21,6 +21,10 @@
     ├── SaveError                   a save did not commit
     │   ├── DeadlineExceededError   the attempt's deadline passed before its commit
     │   └── OutcomeUnknownError     the commit was sent and its answer lost: it may stand
+    ├── RanksError                  the ranks of one job could not act together; names ranks and phase
+    │   ├── RanksMissingError       some did not answer within the timeout: dead, stopped or slow
+    │   ├── RanksDisagreeError      they were asked for different things, or hold different values
+    │   └── RankFailedError         one failed with an error that is not Strongroom's own
     ├── WaitTimeoutError            a wait ended first; what was waited for goes on
     ├── FencedError                 a later writer has taken the run over
     └── ClosedError                 the checkpointer was closed
@@ -46,6 +50,10 @@ __all__ = [
     "NoWholeCheckpointError",
     "ObjectNotFoundError",
     "OutcomeUnknownError",
+    "RankFailedError",
+    "RanksDisagreeError",
+    "RanksError",
+    "RanksMissingError",
     "RollbackError",
     "SaveError",
     "StateEncodingError",
@@ -188,6 +196,32 @@ class OutcomeUnknownError(SaveError):
 
     Opening the root again tells; nothing that was committed before is affected.
     """
+
+
+class RanksError(StrongroomError):
+    """The ranks of one job could not act together; nothing was committed or loaded by it.
+
+    Attributes:
+        ranks: the ranks that it is about.
+        phase: what they were doing.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = (), phase: str = "") -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.phase = phase
+
+
+class RanksMissingError(RanksError):
+    """Some ranks did not answer within the timeout: they died, were stopped, or are slow."""
+
+
+class RanksDisagreeError(RanksError):
+    """Ranks were asked for different things, or hold different values where one is common to all."""
+
+
+class RankFailedError(RanksError):
+    """Another rank failed with an error that is not Strongroom's own."""
 
 
 class WaitTimeoutError(StrongroomError):

@@ -19,7 +19,7 @@ class SaveHandle:
     Attributes:
         step: the step.
         skipped: None, or why nothing is saved by this call. The handle then stands for the
-            checkpoint of that step that there is already.
+            checkpoint of that step that there is already, or else for the save that is under way.
     """
 
     def __init__(self, step: int) -> None:
@@ -31,9 +31,9 @@ class SaveHandle:
         self._is_failure_told = False
 
     @classmethod
-    def skip(cls, earlier: SaveHandle, reason: str) -> SaveHandle:
-        """A handle of a call that saves nothing, since ``earlier`` has or will."""
-        handle = cls(earlier.step)
+    def skip(cls, earlier: SaveHandle, reason: str, *, step: int) -> SaveHandle:
+        """A handle of a call that saves nothing; its result is ``earlier``'s."""
+        handle = cls(step)
         handle.skipped = reason
         handle._outcome = earlier._outcome
         handle._save = earlier._save

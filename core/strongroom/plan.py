@@ -3,49 +3,100 @@
 They know every tensor kind that torch distributes, and how to cut a read so that one layout
 becomes another. They see tensors only: the state's structure never reaches them
 (`flatten_state_dict=False`), and nothing here gathers, pickles or touches data.
+
+Of a save the planner plans what this rank holds. Which rank then stores what is
+`strongroom.ownership`'s: DCP's own choice among replicas goes by single tensors, and its check of
+the whole plan is quadratic before torch 2.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from strongroom import dtypes
-from strongroom.errors import SaveError
+from strongroom.errors import SaveError, StateEncodingError
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord
-from strongroom.ranks import Ranks
+from strongroom.metadata import dcp_metadata
+from strongroom.ownership import HeldChunk
 from strongroom.shards import ChunkSpec, ShardLayout
 
-__all__ = ["SavePlanning", "build_index", "dcp_metadata", "plan_read", "plan_save", "spec_of"]
+__all__ = [
+    "LocalPlan",
+    "chunk_number",
+    "local_data",
+    "partial_index",
+    "placements_of",
+    "plan_local",
+    "plan_read",
+    "spec_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlanning:
-    """What this rank stores, and (on the coordinator) what all ranks store together."""
+class LocalPlan:
+    """What one rank holds of a state.
 
-    specs: tuple[ChunkSpec, ...]
-    metadata: Metadata
+    Attributes:
+        chunks: every chunk, with its unit.
+        shapes: the whole shape of each tensor.
+        placements: each distributed tensor's layout, in words.
+    """
+
+    chunks: tuple[HeldChunk, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    placements: Mapping[str, str]
 
 
-def plan_save(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> SavePlanning:
-    """Plan which rank stores which chunk of which tensor."""
+def plan_local(
+    tensors: Mapping[str, torch.Tensor], units: Mapping[str, str], spread: Collection[str]
+) -> LocalPlan:
+    """Plan which chunks of which tensors this rank holds.
+
+    Args:
+        tensors: every tensor of the state by name.
+        units: the unit of each.
+        spread: names of those of which any rank's replica will do.
+
+    Raises:
+        StateEncodingError: a tensor is laid out in a way that cannot be stored.
+    """
+    for name, tensor in tensors.items():
+        if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+            raise StateEncodingError(
+                name, "a DTensor with a Partial placement holds unreduced sums; redistribute it before saving"
+            )
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    # Called by position and by name as every release since 2.6 allows.
-    planner.set_up_planner(dict(tensors), is_coordinator=ranks.is_coordinator)
-    plans, metadata = planner.create_global_plan(ranks.gather(planner.create_local_plan()))
-    final = planner.finish_plan(ranks.broadcast(plans)[ranks.rank])
-    return SavePlanning(specs=tuple(spec_of(item) for item in final.items), metadata=metadata)
+    # Called by position and by name as every release since 2.6 allows. No rank is its coordinator:
+    # nothing but tensors is planned, and those all ranks plan.
+    planner.set_up_planner(dict(tensors), is_coordinator=False)
+    chunks = []
+    for item in planner.create_local_plan().items:
+        spec = spec_of(item)
+        is_void = 0 in spec.sizes and tensors[spec.tensor].numel()
+        if not is_void:
+            chunks.append(HeldChunk(spec, units[spec.tensor], spec.tensor in spread))
+    return LocalPlan(
+        chunks=tuple(chunks),
+        shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        placements={name: words for name, tensor in tensors.items() if (words := placements_of(tensor))},
+    )
+
+
+def placements_of(tensor: torch.Tensor) -> str:
+    """A distributed tensor's layout, in words; empty for others."""
+    placements, mesh = getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
+    if placements is None or mesh is None:
+        return ""
+    shape = "x".join(map(str, mesh.shape))
+    names = f" ({', '.join(mesh.mesh_dim_names)})" if mesh.mesh_dim_names else ""
+    words = ", ".join(f"Shard({one.dim})" if one.is_shard() else "Replicate" for one in placements)
+    return f"mesh {shape}{names}: {words}"[:200]
 
 
 def spec_of(item: WriteItem) -> ChunkSpec:
@@ -65,63 +116,50 @@ def spec_of(item: WriteItem) -> ChunkSpec:
     )
 
 
-def build_index(
-    metadata: Metadata,
-    shards: list[tuple[ShardLayout, bytes]],
-    aliases: Mapping[str, str],
+def local_data(tensor: torch.Tensor, spec: ChunkSpec) -> torch.Tensor:
+    """The memory of one of this rank's chunks."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is not None:
+        local: torch.Tensor = to_local()
+        if tuple(local.shape) == spec.sizes:
+            return local
+    elif hasattr(tensor, "local_shards"):
+        for shard in tensor.local_shards():
+            if tuple(shard.metadata.shard_offsets) == spec.offsets:
+                held: torch.Tensor = shard.tensor
+                return held
+    raise StateEncodingError(
+        spec.tensor,
+        f"it is planned with a chunk of {list(spec.sizes)} at {list(spec.offsets)}, which this process does "
+        "not hold in one piece; redistribute it to an even layout before saving",
+    )
+
+
+def partial_index(
+    plan: LocalPlan, shards: Sequence[tuple[ShardLayout, bytes]], aliases: Mapping[str, str]
 ) -> Index:
-    """The index of a save: every planned chunk must have been written exactly once.
+    """The index of what one rank stored.
 
     Args:
-        metadata: what DCP planned, over all ranks.
-        shards: every file written by any rank, with its block digests.
-        aliases: further names of stored tensors.
-
-    Raises:
-        SaveError: a planned chunk was not written, or one was written that nobody planned.
+        plan: what the rank holds.
+        shards: every file that it wrote, with its block digests.
+        aliases: further names of stored tensors; those of tensors that it did not store are left out.
     """
-    written: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    dtype_of: dict[str, str] = {}
     for shard, _ in shards:
         for spec, start in zip(shard.chunks, shard.starts, strict=True):
-            place = (spec.tensor, spec.offsets)
-            if place in written:
-                raise SaveError(f"{spec.entry!r} was written twice: {written[place][0]} and {shard.path}")
-            written[place] = (shard.path, start)
-    tensors = []
-    for name, stored in metadata.state_dict_metadata.items():
-        if not isinstance(stored, TensorStorageMetadata):
-            continue
-        chunks = []
-        for chunk in stored.chunks:
-            found = written.pop((name, tuple(chunk.offsets)), None)
-            if found is None:
-                raise SaveError(f"{name!r} at {tuple(chunk.offsets)} was planned and never written")
-            chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *found))
-        dtype = dtypes.dtype_name(stored.properties.dtype)
-        if dtype is None:
-            raise SaveError(f"{name!r} has the dtype {stored.properties.dtype}, which safetensors lacks")
-        tensors.append(TensorRecord(name, dtype, tuple(stored.size), tuple(chunks)))
-    if written:
-        raise SaveError(f"{min(written)[0]!r} was written without being planned")
+            chunks.setdefault(spec.tensor, []).append(Chunk(spec.offsets, spec.sizes, shard.path, start))
+            dtype_of[spec.tensor] = spec.dtype
+    tensors = [
+        TensorRecord(name, dtype_of[name], shape, tuple(chunks[name]), plan.placements.get(name, ""))
+        for name, shape in plan.shapes.items()
+        if name in chunks
+    ]
     files = [ShardFile(shard.path, blocks) for shard, blocks in shards]
-    return Index(tensors, files, aliases)
-
-
-def dcp_metadata(records: Mapping[str, TensorRecord]) -> Metadata:
-    """DCP's view of stored tensors; chunk ``n`` of a tensor there is chunk ``n`` here."""
-    return Metadata(
-        state_dict_metadata={
-            name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=dtypes.torch_dtype(record.dtype)),
-                size=torch.Size(record.shape),
-                chunks=[
-                    ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
-                    for chunk in record.chunks
-                ],
-            )
-            for name, record in records.items()
-        }
-    )
+    return Index(tensors, files, {alias: name for alias, name in aliases.items() if name in chunks})
 
 
 def plan_read(

@@ -1,14 +1,23 @@
-"""Restoring: the newest whole checkpoint, verified, into the caller's state; bounded fall-back."""
+"""Restoring: the newest whole checkpoint, verified, into the caller's state; bounded fall-back.
+
+All ranks of a job go through it together. The coordinator looks at the root and picks what to
+try; every rank holds it against its own state, then reads and verifies what it needs, then loads;
+and no rank takes the next step before all have taken the last. So damage that one rank finds
+makes all fall back, and what one cannot do is an error on all.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from strongroom import layout
 from strongroom.catalog import Checkpoint, History
+from strongroom.digest import sha256_of
 from strongroom.errors import (
+    ConfigError,
     IntegrityError,
     NoWholeCheckpointError,
     ObjectNotFoundError,
@@ -19,10 +28,11 @@ from strongroom.events import CheckpointSkipped, Emitter, RestoreFinished
 from strongroom.fetch import fetch
 from strongroom.fill import match
 from strongroom.layout import CheckpointName
-from strongroom.manifest import Commit
+from strongroom.manifest import RUN_BOUNDS, Commit
+from strongroom.messages import Message
 from strongroom.opened import open_checkpoint
 from strongroom.plan import plan_read
-from strongroom.ranks import Ranks
+from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
@@ -33,10 +43,6 @@ _MAX_LOOKS: Final = 20
 """How often a root is looked at anew because retention took away what was being read."""
 
 
-class _RemovedMeanwhileError(Exception):
-    """A checkpoint that was being read is none any more; it was not damaged."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What a restore gave.
@@ -45,7 +51,8 @@ class Restored:
         step: the checkpoint's step.
         state: the caller's state, filled; without a template, everything on the CPU.
         skipped: ``(step, reason)`` for every newer checkpoint that was found damaged.
-        missing: names of per-rank values that no rank had stored for this one.
+        missing: names of values that each rank has its own of, and of which the checkpoint holds
+            none for this rank, because it was saved by fewer. The caller's stay.
         checkpoint: which checkpoint it was.
     """
 
@@ -90,6 +97,7 @@ def restore(
     max_fallback: int,
     accept_older: bool,
     ranks: Ranks,
+    timeout_s: float,
     workers: int,
     emitter: Emitter,
 ) -> tuple[Restored, Commit] | None:
@@ -103,6 +111,7 @@ def restore(
         step: this very step, without fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
         accept_older: allow any number.
+        timeout_s: seconds that ranks wait for each other at each step.
 
     Raises:
         CheckpointNotFoundError: no checkpoint of that step.
@@ -110,98 +119,189 @@ def restore(
         RollbackError: more than ``max_fallback`` would be skipped.
         StateMismatchError: the checkpoint does not fit the template.
         StoreError: the store could not be asked: that says nothing about the bytes.
+        RanksError: another rank is missing, or failed.
     """
-    undefined = _Undefined()
-    look = 0
-    while True:
-        look += 1
-        try:
-            return _restore(
-                store,
-                read_history(),
-                template,
-                step=step,
-                selection=selection,
-                max_fallback=max_fallback,
-                accept_older=accept_older,
-                ranks=ranks,
-                workers=workers,
-                emitter=emitter,
-                undefined=undefined,
-                may_look_again=look < _MAX_LOOKS,
-            )
-        except _RemovedMeanwhileError:
-            continue
-
-
-def _restore(
-    store: Store,
-    history: History,
-    template: Any,
-    *,
-    step: int | None,
-    selection: Selection,
-    max_fallback: int,
-    accept_older: bool,
-    ranks: Ranks,
-    workers: int,
-    emitter: Emitter,
-    undefined: _Undefined,
-    may_look_again: bool,
-) -> tuple[Restored, Commit] | None:
-    if step is not None:
-        candidates: Sequence[CheckpointName] = (history.at_step(step),)
-    elif not history.has_commits:
-        return None
-    else:
-        candidates = history.line.newest_first
-
-    skipped: list[tuple[int, str]] = []
-    run = history.run.run if history.run else ""
-    for name in candidates:
-        began = time.monotonic()
-        try:
-            commit = _commit_of(history, name)
-            state, read_bytes = _load(store, commit, template, selection, ranks, workers, undefined)
-        except IntegrityError as error:
-            if may_look_again and name in history.commits and _is_gone(store, name):
-                raise _RemovedMeanwhileError from error
-            if step is not None:
-                raise _with_undefined(error, step, undefined) from error
-            skipped.append((name.step, str(error)))
-            emitter.emit(CheckpointSkipped(run=run, step=name.step, reason=str(error)))
-        else:
-            emitter.emit(
-                RestoreFinished(
-                    run=run,
-                    step=name.step,
-                    launch=name.launch,
-                    skipped=len(skipped),
-                    size_bytes=read_bytes,
-                    seconds=time.monotonic() - began,
-                )
-            )
-            checkpoint = Checkpoint.of(commit, is_superseded=name not in history.line.newest_first)
-            return (
-                Restored(
-                    step=name.step, state=state, skipped=tuple(skipped), missing=(), checkpoint=checkpoint
-                ),
-                commit,
-            )
-        if len(skipped) > max_fallback and not accept_older:
-            raise RollbackError(
-                f"the newest {len(skipped)} checkpoints are damaged, and max_fallback allows to skip "
-                f"{max_fallback}: {_reasons(skipped)}. Copy them again from another tier, or pass "
-                f"accept_older=True to go back further{undefined.words()}",
-                reasons=skipped,
-            )
-    if history.line.broken is not None:
-        skipped.append((candidates[-1].step, f"what is older cannot be told: {history.line.broken}"))
-    raise NoWholeCheckpointError(
-        f"checkpoints were committed here, and none is whole: {_reasons(skipped)}{undefined.words()}",
-        reasons=skipped,
-        undefined=undefined.names,
+    course = _Course(
+        store, read_history, step=step, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
     )
+    lane = ranks.lane("main")
+    undefined = _Undefined()
+    began = time.monotonic()
+
+    def together(phase: str, act: Callable[[], None]) -> Message:
+        """Act, say how it went, and hear what comes next."""
+
+        def propose() -> Message:
+            try:
+                act()
+            except IntegrityError as error:
+                course.own_damage = error
+                return Message(members={"damaged": str(error)})
+            return Message()
+
+        said, _ = lane.agree(phase, propose, course.decide, timeout_s=timeout_s)
+        return said
+
+    try:
+        said, _ = lane.agree(
+            "looking for a checkpoint",
+            lambda: Message(members={"root": "" if ranks.is_alone else _root_digest(store)}),
+            course.begin,
+            timeout_s=timeout_s,
+        )
+        while said.members["do"] == "try":
+            began = time.monotonic()
+            reading = _Reading(store, _commit_in(said), template, selection, ranks, workers, undefined)
+            said = together(f"opening {reading.commit.name}", reading.match)
+            if said.members["do"] == "read":
+                said = together(f"reading {reading.commit.name}", reading.read)
+    except (IntegrityError, RollbackError) as error:
+        told = _with_undefined(error, step, undefined)
+        if told is error:
+            raise
+        raise told from error
+    if said.members["do"] == "nothing":
+        return None
+    # What follows is no longer undone; but nobody goes on before everybody is there.
+    lane.agree(f"loading {reading.commit.name}", reading.load, lambda _: Verdict(), timeout_s=timeout_s)
+    skipped = tuple((step, reason) for step, reason in said.members["skipped"])
+    commit = reading.commit
+    emitter.emit(
+        RestoreFinished(
+            run=commit.run,
+            step=commit.name.step,
+            launch=commit.name.launch,
+            skipped=len(skipped),
+            size_bytes=reading.read_bytes,
+            seconds=time.monotonic() - began,
+        )
+    )
+    restored = Restored(
+        step=commit.name.step,
+        state=reading.state,
+        skipped=skipped,
+        missing=reading.missing,
+        checkpoint=Checkpoint.of(commit, is_superseded=said.members["is_superseded"]),
+    )
+    return restored, commit
+
+
+class _Course:
+    """What the coordinator knows of a restore: what was tried, and what comes next."""
+
+    def __init__(
+        self,
+        store: Store,
+        read_history: Callable[[], History],
+        *,
+        step: int | None,
+        max_fallback: int,
+        accept_older: bool,
+        emitter: Emitter,
+    ) -> None:
+        self.own_damage: IntegrityError | None = None
+        self._store = store
+        self._read_history = read_history
+        self._step = step
+        self._max_fallback = max_fallback
+        self._accept_older = accept_older
+        self._emitter = emitter
+        self._looks = 0
+        self._skipped: list[tuple[int, str]] = []
+        self._trying: CheckpointName | None = None
+        self._has_matched = False
+
+    def begin(self, said: list[Message]) -> Verdict:
+        """The first decision, from every rank's digest of the run record."""
+        digests = [message.members["root"] for message in said]
+        elsewhere = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if elsewhere:
+            raise ConfigError(
+                f"{name_ranks(elsewhere)} and rank 0 see different things at {self._store.uri}: the root "
+                "must be one place for all ranks, such as a shared file system"
+            )
+        return self._look()
+
+    def decide(self, said: list[Message]) -> Verdict:
+        """The next decision, from how the last step went on every rank."""
+        name = self._trying
+        if name is None:
+            raise StateMismatchError("a rank took a step of a restore that was not decided")
+        damaged = {
+            rank: text for rank, message in enumerate(said) if (text := message.members.get("damaged"))
+        }
+        if not damaged:
+            if not self._has_matched:
+                self._has_matched = True
+                return _do("read")
+            is_superseded = name not in self._history.line.newest_first
+            return _do("load", skipped=self._skipped, is_superseded=is_superseded)
+        if self._looks < _MAX_LOOKS and name in self._history.commits and _is_gone(self._store, name):
+            return self._look()
+        rank, reason = next(iter(damaged.items()))
+        error = self.own_damage if rank == 0 else None
+        self._skip(name, reason if rank == 0 else f"{reason} (found by rank {rank})", error)
+        return self._next()
+
+    def _look(self) -> Verdict:
+        """Look at the root, anew where a checkpoint went away while it was read."""
+        self._looks += 1
+        self._history = self._read_history()
+        self._skipped = []
+        if self._step is None and not self._history.has_commits:
+            return _do("nothing")
+        if self._step is not None:
+            self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self._step),))
+        else:
+            self._candidates = iter(self._history.line.newest_first)
+        return self._next()
+
+    def _next(self) -> Verdict:
+        for name in self._candidates:
+            self._trying, self._has_matched = name, False
+            if name in self._history.commits:
+                commit = self._history.commits[name].encode()
+                return Verdict(shared=Message(members={"do": "try"}, pieces={"commit": commit}))
+            self._skip(name, self._history.damaged[name], None)
+        line = self._history.line
+        if line.broken is not None:
+            self._skipped.append((line.newest_first[-1].step, f"what is older cannot be told: {line.broken}"))
+        raise NoWholeCheckpointError(
+            f"checkpoints were committed here, and none is whole: {_reasons(self._skipped)}",
+            reasons=self._skipped,
+        )
+
+    def _skip(self, name: CheckpointName, reason: str, error: IntegrityError | None) -> None:
+        """Go on without a damaged checkpoint, where that is allowed."""
+        self.own_damage = None
+        if self._step is not None:
+            raise error or IntegrityError(reason)
+        self._skipped.append((name.step, reason))
+        run = self._history.run.run if self._history.run else ""
+        self._emitter.emit(CheckpointSkipped(run=run, step=name.step, reason=reason))
+        if len(self._skipped) > self._max_fallback and not self._accept_older:
+            raise RollbackError(
+                f"the newest {len(self._skipped)} checkpoints are damaged, and max_fallback allows to skip "
+                f"{self._max_fallback}: {_reasons(self._skipped)}. Copy them again from another tier, or "
+                "pass accept_older=True to go back further",
+                reasons=self._skipped,
+            )
+
+
+def _do(action: str, **members: Any) -> Verdict:
+    return Verdict(shared=Message(members={"do": action, **members}))
+
+
+def _commit_in(said: Message) -> Commit:
+    return Commit.decode(said.pieces["commit"], "the coordinator's choice")
+
+
+def _root_digest(store: Store) -> str:
+    """What this rank sees of the root: a digest of its run record."""
+    try:
+        return str(sha256_of(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)))
+    except ObjectNotFoundError:
+        return "nothing"
 
 
 def _is_gone(store: Store, name: CheckpointName) -> bool:
@@ -213,52 +313,95 @@ def _is_gone(store: Store, name: CheckpointName) -> bool:
     return False
 
 
-def _commit_of(history: History, name: CheckpointName) -> Commit:
-    commit = history.commits.get(name)
-    if commit is None:
-        raise IntegrityError(history.damaged[name])
-    return commit
+class _Reading:
+    """One checkpoint on its way into one rank's state."""
 
+    def __init__(
+        self,
+        store: Store,
+        commit: Commit,
+        template: Any,
+        selection: Selection,
+        ranks: Ranks,
+        workers: int,
+        undefined: _Undefined,
+    ) -> None:
+        self.commit = commit
+        self.read_bytes = 0
+        self.state: Any = None
+        self._store = store
+        self._template = template
+        self._selection = selection
+        self._ranks = ranks
+        self._workers = workers
+        self._undefined = undefined
+        self._touched: set[str] = set()
 
-def _load(
-    store: Store,
-    commit: Commit,
-    template: Any,
-    selection: Selection,
-    ranks: Ranks,
-    workers: int,
-    undefined: _Undefined,
-) -> tuple[Any, int]:
-    """Verify and load one checkpoint; the state, and how many bytes of shards were read."""
-    opened = open_checkpoint(store, commit)
-    opened.check_unused()
-    try:
-        filling = match(template, opened.state, opened.rank_state(ranks.rank), opened.index, selection)
-    except StateMismatchError as error:
-        raise _extended(error, undefined.words() or ". Nothing was changed") from error.__cause__
-    uncovered = sorted(undefined.in_place - filling.in_place)
-    if uncovered:
-        raise StateMismatchError(
-            f"{commit.name} holds no value for {', '.join(uncovered[:20])}, which a damaged newer checkpoint "
-            "was read into: they are undefined now. Build the state anew and restore step "
-            f"{commit.name.step}",
-            missing=uncovered,
-        )
-    touched: set[str] = set()
-    try:
-        reads = plan_read(filling.targets, filling.records)
-        read_bytes = fetch(opened, reads, filling.records, workers=workers, touched=touched)
-        state = filling.finish()
-    except StateMismatchError as error:
-        already = (
-            f". Your tensors hold {commit.name} already; what is loaded after them is not" if touched else ""
-        )
-        raise _extended(error, already) from error.__cause__
-    except BaseException:
-        undefined.in_place |= touched & filling.in_place
-        undefined.replaceable |= touched & filling.replaceable
-        raise
-    return state, read_bytes
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(self._filling.missing_per_rank)
+
+    def match(self) -> None:
+        """Verify what says what there is, and hold it against the state; write nothing.
+
+        Raises:
+            IntegrityError: it is damaged.
+            StateMismatchError: it does not fit.
+        """
+        self._opened = opened = open_checkpoint(self._store, self.commit)
+        if self._ranks.is_coordinator:
+            opened.check_unused()
+        rank = self._ranks.rank
+        try:
+            self._filling = match(
+                self._template, opened.state, opened.rank_state(rank), opened.index, self._selection
+            )
+        except StateMismatchError as error:
+            raise _extended(error, self._undefined.words() or ". Nothing was changed") from error.__cause__
+        uncovered = sorted(self._undefined.in_place - self._filling.in_place)
+        if uncovered:
+            raise StateMismatchError(
+                f"{self.commit.name} holds no value for {', '.join(uncovered[:20])}, which a damaged newer "
+                "checkpoint was read into: they are undefined now. Build the state anew and restore step "
+                f"{self.commit.name.step}",
+                missing=uncovered,
+            )
+
+    def read(self) -> None:
+        """Fill every tensor, each block verified before it is used, and decode the rest; load nothing.
+
+        Raises:
+            IntegrityError: it is damaged; what was touched is undefined.
+        """
+        filling = self._filling
+        try:
+            reads = plan_read(filling.targets, filling.records)
+            self.read_bytes = fetch(
+                self._opened, reads, filling.records, workers=self._workers, touched=self._touched
+            )
+            filling.decode()
+        except StateMismatchError as error:
+            raise self._already(error) from error.__cause__
+        except BaseException:
+            self._undefined.in_place |= self._touched & filling.in_place
+            self._undefined.replaceable |= self._touched & filling.replaceable
+            raise
+
+    def load(self) -> Message:
+        """Hand objects their state; what comes back says nothing.
+
+        Raises:
+            StateMismatchError: one refuses it.
+        """
+        try:
+            self.state = self._filling.load()
+        except StateMismatchError as error:
+            raise self._already(error) from error.__cause__
+        return Message()
+
+    def _already(self, error: StateMismatchError) -> StateMismatchError:
+        already = f". Your tensors hold {self.commit.name} already; what is loaded after them is not"
+        return _extended(error, already if self._touched else "")
 
 
 def _extended(error: StateMismatchError, words: str) -> StateMismatchError:
@@ -271,10 +414,15 @@ def _reasons(skipped: Sequence[tuple[int, str]]) -> str:
     return "; ".join(f"step {step}: {reason}" for step, reason in skipped)
 
 
-def _with_undefined(error: IntegrityError, step: int, undefined: _Undefined) -> IntegrityError:
+def _with_undefined(
+    error: IntegrityError | RollbackError, step: int | None, undefined: _Undefined
+) -> IntegrityError | RollbackError:
+    """The same error, which also says what of this rank's state is undefined now."""
     names = undefined.names
     if not names:
         return error
-    return NoWholeCheckpointError(
-        f"{error}{undefined.words()}", reasons=[(step, str(error))], undefined=names
-    )
+    told = f"{error}{undefined.words()}"
+    if isinstance(error, RollbackError):
+        return RollbackError(told, reasons=error.reasons)
+    reasons = error.reasons if isinstance(error, NoWholeCheckpointError) else [(step or 0, str(error))]
+    return NoWholeCheckpointError(told, reasons=reasons, undefined=names)

@@ -1,40 +1,36 @@
-"""A save in two halves: staged on the training thread, written and committed in the background."""
+"""The half of a save on the training thread: what a rank holds is seen, and what it owns is copied.
+
+The other half is `strongroom.parts`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from strongroom import layout, stage, tree
-from strongroom._version import __version__
-from strongroom.canonical import Json
-from strongroom.errors import ConfigError
-from strongroom.index import encode_index
-from strongroom.manifest import FileRecord
-from strongroom.opened import encode_document
-from strongroom.parallel import run_all
-from strongroom.plan import SavePlanning, build_index, plan_save
+from strongroom import paths
+from strongroom.errors import ConfigError, SaveError
+from strongroom.messages import Message
+from strongroom.ownership import encode_held
+from strongroom.plan import LocalPlan, local_data, plan_local
 from strongroom.ranks import Ranks
-from strongroom.shards import ChunkSpec, WrittenFile, binding
 from strongroom.stage import Stage, StagedShard
-from strongroom.transaction import Attempt, Committed
-from strongroom.tree import Captured
+from strongroom.tree import Captured, Capturer
 from strongroom.values import Encoder, Node
 
 __all__ = [
     "MAX_WORKERS",
+    "NO_PROVENANCE",
     "Provenance",
     "StagedSave",
     "Stager",
     "default_workers",
-    "producer",
-    "write_checkpoint",
 ]
 
 MAX_WORKERS: Final = 4
@@ -89,14 +85,25 @@ def _scalar_tensor(value: Any, path: tuple[Any, ...]) -> Node | None:
     return None
 
 
+NO_PROVENANCE: Final = Provenance.of(None, None, ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedSave:
-    """A snapshot that training can no longer change."""
+    """A snapshot of one rank that training can no longer change.
+
+    Attributes:
+        captured: everything but tensor data.
+        plan: what the rank holds.
+        shards: what it stores, in host memory.
+        compared: a digest of each small value that must be the same on all ranks.
+    """
 
     rank: int
     captured: Captured
-    planning: SavePlanning
+    plan: LocalPlan
     shards: list[StagedShard]
+    compared: Mapping[str, str]
 
     @property
     def size_bytes(self) -> int:
@@ -104,107 +111,102 @@ class StagedSave:
 
 
 class Stager:
-    """Takes snapshots; keeps the buffers and the plan of the last one for the next."""
+    """Takes one rank's snapshots; keeps the buffers and the plan of the last one for the next.
+
+    A snapshot has two steps, between which the ranks agree on who stores what: `look` walks the
+    state and copies nothing, `take` copies what this rank turned out to own.
+    """
 
     def __init__(self, ranks: Ranks, *, parts: int) -> None:
         self._ranks = ranks
         self._stage = Stage(rank=ranks.rank, parts=parts)
-        self._planned: tuple[Any, SavePlanning] | None = None
+        self._capturer = Capturer(rank=ranks.rank)
+        self._captured: Captured | None = None
+        self._fingerprint: object = None
+        self._plan: LocalPlan | None = None
+        self._is_plan_known = False
+        self._generation = 0
+        self._owned: tuple[int, ...] = ()
 
-    def take(self, state: Mapping[str, Any], metadata: Mapping[str, str]) -> StagedSave:
-        """Copy a state.
-
-        Args:
-            state: as `strongroom.tree.capture` takes it.
-            metadata: any binding of the run.
+    def look(self, state: Mapping[str, Any]) -> Message:
+        """Walk a state and say what this rank holds, where the coordinator does not know it already.
 
         Raises:
             StateEncodingError: a value has no safe encoding.
         """
-        captured = tree.capture(state, rank=self._ranks.rank)
-        planning = self._plan(captured.tensors)
-        tensors = [_chunk_of(captured.tensors[spec.tensor], spec) for spec in planning.specs]
-        shards = self._stage.copy(planning.specs, tensors, metadata)
-        # The originals are copied: let go of them, or a state_dict's temporaries would live on.
-        captured.tensors.clear()
-        return StagedSave(rank=self._ranks.rank, captured=captured, planning=planning, shards=shards)
-
-    def _plan(self, tensors: Mapping[str, torch.Tensor]) -> SavePlanning:
-        """Plan, or take the last plan where names, shapes, dtypes and placements are the same."""
-        key = [
-            (name, tensor.shape, tensor.dtype, str(getattr(tensor, "placements", "")))
-            for name, tensor in tensors.items()
-        ]
-        if self._planned is None or self._planned[0] != key:
-            self._planned = (key, plan_save(tensors, self._ranks))
-        return self._planned[1]
-
-
-def _chunk_of(tensor: torch.Tensor, spec: ChunkSpec) -> torch.Tensor:
-    local = stage.local_tensor(tensor)
-    if tuple(local.shape) != spec.sizes:
-        raise ConfigError(
-            f"{spec.tensor!r} is planned in a chunk of {list(spec.sizes)}, and this process holds "
-            f"{list(local.shape)}; a tensor sharded in more than one piece a process is not carried yet"
+        self._captured = captured = self._capturer.capture(state)
+        if self._plan is None or captured.fingerprint != self._fingerprint:
+            self._fingerprint, self._is_plan_known = captured.fingerprint, False
+            self._plan = plan_local(captured.tensors, captured.units, _spread(state, captured.units))
+        if self._is_plan_known:
+            return Message(members={"generation": self._generation})
+        return Message(
+            members={"generation": 0},
+            pieces={} if self._ranks.is_alone else {"plan": encode_held(self._plan.chunks)},
         )
-    return local
+
+    def learn(self, verdict: Message, own: Message) -> None:
+        """Take up what the coordinator said of who stores what."""
+        if self._plan is None:
+            raise SaveError("a decision came before anything was planned")
+        self._is_plan_known = True
+        if self._ranks.is_alone:
+            self._owned = tuple(range(len(self._plan.chunks)))
+        elif "owned" in own.pieces:
+            self._owned = tuple(np.frombuffer(own.pieces["owned"], np.uint32).tolist())
+        self._generation = verdict.members.get("generation", 0)
+
+    def take(self, metadata: Mapping[str, str]) -> StagedSave:
+        """Copy what this rank owns of the state that it looked at last.
+
+        Args:
+            metadata: any binding of the run.
+        """
+        captured, plan = self._captured, self._plan
+        if captured is None or plan is None:
+            raise SaveError("a snapshot was taken before its state was looked at")
+        specs = [plan.chunks[place].chunk for place in self._owned]
+        tensors = [local_data(captured.tensors[spec.tensor], spec) for spec in specs]
+        shards = self._stage.copy(specs, tensors, metadata)
+        compared = {} if self._ranks.is_alone else _digests(captured.compared)
+        self.forget()
+        return StagedSave(
+            rank=self._ranks.rank, captured=captured, plan=plan, shards=shards, compared=compared
+        )
+
+    def prepare(self, metadata: Mapping[str, str]) -> int:
+        """Allocate and touch the buffers for what this rank owns; their bytes."""
+        if self._plan is None:
+            raise SaveError("buffers were prepared before a state was looked at")
+        self._stage.prepare([self._plan.chunks[place].chunk for place in self._owned], metadata)
+        self.forget()
+        return self._stage.size_bytes
+
+    def forget(self) -> None:
+        """Let go of the state's tensors, or a state_dict's temporaries would live on."""
+        if self._captured is not None:
+            self._captured.tensors.clear()
+            self._captured.compared.clear()
+            self._captured = None
 
 
-def write_checkpoint(
-    attempt: Attempt, staged: StagedSave, provenance: Provenance, *, workers: int
-) -> Committed:
-    """Write every file of an attempt and commit it.
+def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    found = {}
+    for name, tensor in tensors.items():
+        data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+        found[name] = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode() + raw).hexdigest()[:32]
+    return found
 
-    Raises:
-        StrongroomError: it was not committed (or, `OutcomeUnknownError`, may be); why.
+
+def _spread(state: Mapping[str, Any], units: Mapping[str, str]) -> set[str]:
+    """Names of parameters and of what optimizers keep of them: any rank's replica of these will do.
+
+    Everything else has its top-level key or its module's buffers as its unit.
     """
-    bound = binding(attempt.run, attempt.name)
-    records: list[FileRecord] = []
-    written = run_all(
-        [partial(_write_shard, attempt, shard, bound) for shard in staged.shards],
-        workers=workers,
-        name="strongroom-shard",
-    )
-    records.extend(file.record for file in written)
-    index = build_index(
-        staged.planning.metadata,
-        [(shard.layout, file.block_digests) for shard, file in zip(staged.shards, written, strict=True)],
-        staged.captured.aliases,
-    )
-    documents = {
-        layout.INDEX: encode_index(index, bound),
-        layout.STATE: _document(attempt, "state", {"document": staged.captured.document}),
-        layout.PROVENANCE: _document(
-            attempt,
-            "provenance",
-            {
-                "metrics": provenance.metrics,
-                "producer": producer(),
-                "provenance": provenance.provenance,
-                "tags": list(provenance.tags),
-            },
-        ),
-    }
-    if staged.captured.rank_document:
-        members = {"rank": staged.rank, "values": staged.captured.rank_document}
-        documents[layout.rank_state_path(staged.rank)] = _document(attempt, "rank_state", members)
-    for path, data in documents.items():
-        records.append(attempt.write_whole(path, data).record)
-    return attempt.commit(records)
-
-
-def _write_shard(attempt: Attempt, shard: StagedShard, bound: Mapping[str, str]) -> WrittenFile:
-    return attempt.write(shard.layout.path, shard.pieces(bound), length_bytes=shard.layout.size_bytes)
-
-
-def _document(attempt: Attempt, kind: str, members: dict[str, Json]) -> bytes:
-    return encode_document(kind, attempt.run, attempt.name, members)
-
-
-def producer() -> dict[str, Json]:
-    """What wrote the checkpoint, for people who wonder later."""
+    others = {paths.spell((key,)) for key in state}
     return {
-        "python": platform.python_version(),
-        "strongroom": __version__,
-        "torch": str(torch.__version__),
+        name
+        for name, unit in units.items()
+        if unit not in others and (name == unit or name.startswith(f"{unit}."))
     }

@@ -1,0 +1,249 @@
+"""The half of a save in the background: each rank writes its part, and the coordinator commits them.
+
+A part is what one rank stores: the chunks that it owns, and its own values. The coordinator holds
+the parts of all ranks against each other, writes what they share, and commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+
+from strongroom import completeness, layout
+from strongroom._version import __version__
+from strongroom.canonical import Json
+from strongroom.differing import (
+    check_aliases,
+    check_compared,
+    differing_documents,
+    explain_difference,
+)
+from strongroom.errors import OutcomeUnknownError, RanksMissingError
+from strongroom.index import Index, decode_index, encode_index
+from strongroom.manifest import Commit, FileRecord
+from strongroom.messages import Message
+from strongroom.opened import decode_document, encode_document
+from strongroom.parallel import run_all
+from strongroom.plan import partial_index
+from strongroom.ranks import Lane, Ranks, Verdict
+from strongroom.saving import Provenance, StagedSave
+from strongroom.shards import WrittenFile, binding
+from strongroom.stage import StagedShard
+from strongroom.transaction import Attempt, Committed
+from strongroom.values import Node
+
+__all__ = ["Part", "producer", "write_together"]
+
+_LINGER_S: Final = 10.0
+"""How long the coordinator stays reachable for ranks that have yet to hear of the outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has written, on stable storage, and what it says of values common to all.
+
+    Attributes:
+        files: every file of its own.
+        index: its chunks, its shards and their block digests.
+        document: SHA-256 of the document that all ranks share, as hex digits.
+        compared: a digest of each small value that must be the same everywhere.
+        aliases: further names of tensors.
+    """
+
+    rank: int
+    files: tuple[FileRecord, ...]
+    index: Index
+    document: str
+    compared: Mapping[str, str]
+    aliases: Mapping[str, str]
+
+    def message(self) -> Message:
+        return Message(
+            members={
+                "aliases": dict(self.aliases),
+                "compared": dict(self.compared),
+                "document": self.document,
+                "files": [record.to_json() for record in self.files],
+            },
+            pieces={"index": encode_index(self.index, {})},
+        )
+
+    @classmethod
+    def of(cls, message: Message, rank: int) -> Part:
+        what = f"the index of rank {rank}"
+        index, _ = decode_index(message.pieces["index"], what, is_partial=True)
+        said = message.members
+        return cls(
+            rank=rank,
+            files=tuple(FileRecord.from_json(value, f"a file of rank {rank}") for value in said["files"]),
+            index=index,
+            document=said["document"],
+            compared=said["compared"],
+            aliases=said["aliases"],
+        )
+
+
+def write_together(
+    attempt: Attempt, staged: StagedSave, provenance: Provenance, ranks: Ranks, *, workers: int
+) -> Commit:
+    """Write this rank's part, and commit once every rank has written its own.
+
+    Raises:
+        RanksError: a rank is missing or failed, or ranks hold different values.
+        OutcomeUnknownError: the coordinator was lost after all was written: it may have committed.
+        StrongroomError: it was not committed; why.
+    """
+    document = _shared_document(attempt, staged)
+    if ranks.is_alone:
+        part = _write_part(attempt, staged, document, workers=workers)
+        return _commit_parts(attempt, [part], document, provenance).commit
+    lane = ranks.lane("background")
+    has_written = False
+
+    def propose() -> Message:
+        nonlocal has_written
+        part = _write_part(attempt, staged, document, workers=workers)
+        if not ranks.is_coordinator:
+            # The coordinator makes its own folder durable; a name that this rank made may need its own.
+            attempt.make_durable()
+        has_written = True
+        return part.message()
+
+    def decide(said: list[Message]) -> Verdict:
+        parts = [Part.of(message, rank) for rank, message in enumerate(said)]
+        differing = differing_documents([part.document for part in parts])
+        if differing:
+            return Verdict(shared=Message(members={"differing": differing}))
+        committed = _commit_parts(attempt, parts, document, provenance)
+        return Verdict(shared=Message(pieces={"commit": committed.commit.encode()}))
+
+    try:
+        said, _ = lane.agree(
+            f"writing {attempt.name}",
+            propose,
+            decide,
+            timeout_s=max(0.0, attempt.deadline.left_s),
+            linger_s=_LINGER_S,
+        )
+    except RanksMissingError as error:
+        if has_written and error.ranks == (0,):
+            raise OutcomeUnknownError(
+                f"{error}. All of this rank's files are written; whether rank 0 has committed them, "
+                "restore() will tell"
+            ) from error
+        raise
+    if "differing" in said.members:
+        _explain(lane, attempt, document, ranks.rank, said.members["differing"])
+    return Commit.decode(said.pieces["commit"], "the coordinator's commit")
+
+
+def _explain(lane: Lane, attempt: Attempt, document: bytes, rank: int, differing: Sequence[int]) -> None:
+    """Raise RanksDisagreeError, on all ranks, that says where documents differ."""
+
+    def decide(said: list[Message]) -> Verdict:
+        def parsed(data: bytes) -> Node:
+            return decode_document(data, "state", attempt.run, attempt.name, "a rank's state")["document"]
+
+        raise explain_difference(
+            parsed(document), {other: parsed(said[other].pieces["document"]) for other in differing}
+        )
+
+    lane.agree(
+        "comparing what all ranks should have alike",
+        lambda: Message(pieces={"document": document} if rank in differing else {}),
+        decide,
+        timeout_s=max(1.0, attempt.deadline.left_s),
+        linger_s=_LINGER_S,
+    )
+
+
+def _shared_document(attempt: Attempt, staged: StagedSave) -> bytes:
+    """The document that every rank has alike, and the coordinator writes."""
+    return encode_document("state", attempt.run, attempt.name, {"document": staged.captured.document})
+
+
+def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, workers: int) -> Part:
+    """Write this rank's shards and its own values.
+
+    Args:
+        document: as `_shared_document` gives it.
+
+    Raises:
+        StrongroomError: something was not written.
+    """
+    bound = binding(attempt.run, attempt.name)
+    written = run_all(
+        [partial(_write_shard, attempt, shard, bound) for shard in staged.shards],
+        workers=workers,
+        name="strongroom-shard",
+    )
+    index = partial_index(
+        staged.plan,
+        [(shard.layout, file.block_digests) for shard, file in zip(staged.shards, written, strict=True)],
+        {},
+    )
+    records = [file.record for file in written]
+    if staged.captured.rank_document:
+        members: dict[str, Json] = {"rank": staged.rank, "values": staged.captured.rank_document}
+        own = encode_document("rank_state", attempt.run, attempt.name, members)
+        records.append(attempt.write_whole(layout.rank_state_path(staged.rank), own).record)
+    return Part(
+        rank=staged.rank,
+        files=tuple(records),
+        index=index,
+        document=hashlib.sha256(document).hexdigest(),
+        compared=staged.compared,
+        aliases=staged.captured.aliases,
+    )
+
+
+def _commit_parts(
+    attempt: Attempt, parts: Sequence[Part], document: bytes, provenance: Provenance
+) -> Committed:
+    """Hold the parts of all ranks against each other, write what they share, and commit.
+
+    Raises:
+        RanksDisagreeError: a value that is common to all differs between ranks.
+        StrongroomError: it was not committed (or, `OutcomeUnknownError`, may be); why.
+    """
+    check_compared([part.compared for part in parts])
+    aliases = check_aliases([part.aliases for part in parts])
+    index = completeness.merge([part.index for part in parts], aliases)
+    records = [record for part in parts for record in part.files]
+    documents = {
+        layout.INDEX: encode_index(index, binding(attempt.run, attempt.name)),
+        layout.STATE: document,
+        layout.PROVENANCE: encode_document(
+            "provenance",
+            attempt.run,
+            attempt.name,
+            {
+                "metrics": provenance.metrics,
+                "producer": producer(),
+                "provenance": provenance.provenance,
+                "tags": list(provenance.tags),
+            },
+        ),
+    }
+    for path, data in documents.items():
+        records.append(attempt.write_whole(path, data).record)
+    return attempt.commit(records)
+
+
+def _write_shard(attempt: Attempt, shard: StagedShard, bound: Mapping[str, str]) -> WrittenFile:
+    return attempt.write(shard.layout.path, shard.pieces(bound), length_bytes=shard.layout.size_bytes)
+
+
+def producer() -> dict[str, Json]:
+    """What wrote the checkpoint, for people who wonder later."""
+    return {
+        "python": platform.python_version(),
+        "strongroom": __version__,
+        "torch": str(torch.__version__),
+    }
