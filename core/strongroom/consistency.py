@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from strongroom import layout, tensorfile
 from strongroom.atoms import text_of
 from strongroom.canonical import Json
 from strongroom.errors import FormatError, IntegrityError
-from strongroom.index import MAX_INDEX_BYTES, Index, TensorRecord, decode_index
+from strongroom.index import MAX_INDEX_BYTES, Index, decode_index
 from strongroom.manifest import FileRecord, Manifest
 from strongroom.opened import DOCUMENT_BOUNDS, decode_document
 from strongroom.shards import ChunkSpec, check_binding
@@ -164,8 +162,6 @@ class Consistency:
         except IntegrityError as error:
             yield str(error)
         for tensor in index.tensors.values():
-            if _overlaps(tensor):
-                yield f"chunks of {tensor.name!r:.80} overlap, so that a part of it is nowhere"
             for chunk in tensor.chunks:
                 entry = ChunkSpec(
                     tensor.name, tensor.dtype, chunk.offsets, chunk.sizes, chunk.sizes == tensor.shape
@@ -269,21 +265,3 @@ def _entries_differ(
 
 def _spelled(entry: tensorfile.Entry) -> str:
     return f"{entry.dtype}{list(entry.shape)} at byte {entry.start}"
-
-
-def _overlaps(tensor: TensorRecord) -> bool:
-    """Whether two chunks hold the same element; the index's parser saw that their sizes add up."""
-    if len(tensor.chunks) < 2 or not tensor.shape:
-        return len(tensor.chunks) > 1
-    chunks = sorted(
-        (chunk for chunk in tensor.chunks if 0 not in chunk.sizes), key=lambda chunk: chunk.offsets
-    )
-    begins = np.array([chunk.offsets for chunk in chunks], np.int64).reshape(len(chunks), -1)
-    ends = begins + np.array([chunk.sizes for chunk in chunks], np.int64).reshape(len(chunks), -1)
-    for number in range(len(chunks) - 1):
-        # Sorted by the first dimension: what begins beyond this chunk's end cannot overlap it.
-        until = int(np.searchsorted(begins[:, 0], ends[number, 0]))
-        others = slice(number + 1, until)
-        if bool(np.any(np.all((begins[others] < ends[number]) & (ends[others] > begins[number]), axis=1))):
-            return True
-    return False

@@ -4,12 +4,13 @@ It is itself a safetensors file whose tensors are the columns (`docs/format.md`,
 that stock tools can look into it. Texts are stored as one column of UTF-8 bytes and one of
 end positions; integers in the narrowest unsigned type that holds the column's largest value.
 
-The index knows tensors, chunks, files and block digests. It knows neither torch nor a store.
+This module owns the file and holds it against the manifest; the columns in memory are
+`strongroom.columns`, whether chunks cover their tensors is `strongroom.cover`'s. The index knows
+tensors, chunks, files and block digests. It knows neither torch nor a store.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,51 +20,33 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from strongroom import layout, tensorfile
+from strongroom import cover, layout, tensorfile
+from strongroom.columns import Chunk, Columns, Integers, TensorRecord, TensorRecords
 from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, digest_of_blocks
-from strongroom.dtypes import DTYPE_BYTES, DTYPE_CODES
+from strongroom.dtypes import DTYPE_CODES
 from strongroom.errors import FormatError, IntegrityError
 from strongroom.manifest import Manifest
 
-__all__ = ["MAX_INDEX_BYTES", "Chunk", "Index", "ShardFile", "TensorRecord", "decode_index", "encode_index"]
+__all__ = [
+    "MAX_INDEX_BYTES",
+    "MAX_PLACEMENTS_LENGTH",
+    "Chunk",
+    "Index",
+    "ShardFile",
+    "TensorRecord",
+    "decode_index",
+    "encode_index",
+]
 
 MAX_INDEX_BYTES: Final = 4 << 30
 """Room for 50 million chunks at about 60 bytes, and the block digests of 64 TiB."""
 
+MAX_PLACEMENTS_LENGTH: Final = 200
+"""Characters of `TensorRecord.placements`."""
+
 _MAX_DIMENSIONS: Final = 64
-_MAX_ELEMENTS: Final = 2**60
 _UNSIGNED: Final = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64}
 Column = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A hyper-rectangle of a tensor and where its row-major bytes lie.
-
-    Attributes:
-        offsets, sizes: elements per dimension, within the whole tensor.
-        path: the shard, under ``data/``.
-        start: of the chunk's first byte within the (unsealed) shard.
-    """
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    path: str
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRecord:
-    """A stored tensor: its name, dtype name (`strongroom.dtypes`), whole shape and chunks."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +58,11 @@ class ShardFile:
 
 
 class Index:
-    """The decoded index: tensors by name, aliases, shards.
+    """The index: tensors by name, aliases, shards.
 
     Attributes:
-        tensors: every stored tensor, in stored order.
+        columns: what it holds of tensors and chunks.
+        tensors: every stored tensor, in stored order; records are built when asked for.
         aliases: further names of stored tensors (tied storages): alias -> stored name.
         files: every shard.
     """
@@ -89,9 +73,21 @@ class Index:
         files: Iterable[ShardFile],
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        self.tensors = {record.name: record for record in tensors}
+        records = {record.name: record for record in tensors}
         self.files = {file.path: file for file in files}
         self.aliases = dict(aliases or {})
+        self.columns = Columns.of(list(records.values()), self.files)
+        self.tensors: Mapping[str, TensorRecord] = TensorRecords(self.columns, records.values())
+
+    @classmethod
+    def of_columns(
+        cls, columns: Columns, files: Iterable[ShardFile], aliases: Mapping[str, str] | None = None
+    ) -> Index:
+        """An index over columns whose ``paths`` are just those of the files, in their order."""
+        index = cls((), files, aliases)
+        index.columns = columns
+        index.tensors = TensorRecords(columns)
+        return index
 
     def find(self, name: str) -> TensorRecord | None:
         """The tensor stored under a name or an alias."""
@@ -102,79 +98,102 @@ class Index:
         """Every name that a tensor can be asked for by, aliases included."""
         return (*self.tensors, *self.aliases)
 
+    @cached_property
+    def used_paths(self) -> frozenset[str]:
+        """The shards that hold at least one byte of a tensor."""
+        used = np.unique(self.columns.files[self.columns.chunk_elements > 0])
+        return frozenset(self.columns.paths[number] for number in used.tolist())
+
     def check_against(self, manifest: Manifest) -> None:
         """Hold shards, block digests and chunk ranges against the manifest's files and each other.
 
         Raises:
             IntegrityError: they do not fit; names the file.
         """
+        what = f"{layout.INDEX} of {manifest.name}"
         listed = {r.path: r for r in manifest.files if layout.parse_shard_path(r.path) is not None}
-        if set(listed) != set(self.files):
-            differing = sorted(set(listed) ^ set(self.files))
-            raise IntegrityError(
-                f"{layout.INDEX} of {manifest.name} does not name the manifest's shards: {differing[:5]}"
-            )
+        if set(listed) != set(self.files) or len(self.columns.paths) != len(self.files):
+            differing = sorted(set(listed) ^ {*self.files, *self.columns.paths})
+            raise IntegrityError(f"{what} does not name the manifest's shards: {differing[:5]}")
         for path, record in listed.items():
             if manifest.algorithm != "blake3":
                 continue
             blocks = self.files[path].block_digests
             if len(blocks) != -(-record.size_bytes // BLOCK_BYTES) * DIGEST_BYTES:
                 raise IntegrityError(
-                    f"{layout.INDEX} of {manifest.name} has {len(blocks) // DIGEST_BYTES} block digests for "
-                    f"{path}, which has {record.size_bytes} bytes"
+                    f"{what} has {len(blocks) // DIGEST_BYTES} block digests for {path}, which has "
+                    f"{record.size_bytes} bytes"
                 )
             if not digest_of_blocks(blocks).matches(record.digest):
                 raise IntegrityError(
-                    f"{layout.INDEX} of {manifest.name}: the block digests of {path} do not add up to the "
-                    f"manifest's digest {record.digest}"
+                    f"{what}: the block digests of {path} do not add up to the manifest's digest "
+                    f"{record.digest}"
                 )
-        ranges: dict[str, list[tuple[int, int]]] = {path: [] for path in listed}
-        for tensor in self.tensors.values():
-            item_bytes = DTYPE_BYTES[tensor.dtype]
-            for chunk in tensor.chunks:
-                end = chunk.start + math.prod(chunk.sizes) * item_bytes
-                if end > listed[chunk.path].size_bytes:
-                    raise IntegrityError(
-                        f"{layout.INDEX} of {manifest.name}: a chunk of {tensor.name!r} ends beyond "
-                        f"{chunk.path}"
-                    )
-                if end > chunk.start:
-                    ranges[chunk.path].append((chunk.start, end))
-        for path, taken in ranges.items():
-            taken.sort()
-            # What is stored once is read once: a small file must not claim to fill a large memory.
-            if any(first[1] > second[0] for first, second in pairwise(taken)):
-                raise IntegrityError(
-                    f"{layout.INDEX} of {manifest.name}: two chunks share bytes of {path}; each is stored in "
-                    "bytes of its own"
-                )
+        self._check_ranges([listed[path].size_bytes for path in self.columns.paths], what)
+
+    def _check_ranges(self, sizes: Sequence[int], what: str) -> None:
+        """Every chunk lies within its shard, and shares no byte with another."""
+        columns = self.columns
+        whole = np.array(sizes, np.int64)[columns.files]
+        elements = columns.chunk_elements
+        # Elements first: a number that is larger than the file would wrap around as bytes.
+        ends = columns.starts + np.minimum(elements, whole + 1) * columns.item_bytes[columns.tensor_of]
+        outside = (elements > whole) | (ends > whole)
+        if outside.any():
+            chunk = int(outside.argmax())
+            raise IntegrityError(
+                f"{what}: a chunk of {columns.names[int(columns.tensor_of[chunk])]!r} ends beyond "
+                f"{columns.paths[int(columns.files[chunk])]}"
+            )
+        filled = np.flatnonzero(elements)
+        order = filled[np.lexsort((columns.starts[filled], columns.files[filled]))]
+        files = columns.files[order]
+        # What is stored once is read once: a small file must not claim to fill a large memory.
+        shared = (files[1:] == files[:-1]) & (columns.starts[order][1:] < ends[order][:-1])
+        if shared.any():
+            raise IntegrityError(
+                f"{what}: two chunks share bytes of {columns.paths[int(files[int(shared.argmax())])]}; each "
+                "is stored in bytes of its own"
+            )
 
 
 def encode_index(index: Index, metadata: Mapping[str, str]) -> bytes:
     """The index's bytes; equal indexes and metadata give equal bytes.
 
     Args:
-        index: what to write.
+        index: what to write: the whole, or a rank's part of it.
         metadata: the binding of run, launch, step and attempt (`strongroom.shards`).
+
+    Raises:
+        FormatError: it could not be read back.
     """
-    tensors = list(index.tensors.values())
-    chunks = [chunk for record in tensors for chunk in record.chunks]
+    held = index.columns
     files = list(index.files.values())
-    file_numbers = {file.path: number for number, file in enumerate(files)}
-    tensor_numbers = {record.name: number for number, record in enumerate(tensors)}
+    if held.paths != tuple(index.files):
+        raise FormatError(
+            f"the index holds chunks in shards that it does not name: {held.paths[len(files) :]}"
+        )
+    for name, placements in zip(held.names, held.placements, strict=True):
+        if len(placements) > MAX_PLACEMENTS_LENGTH:
+            raise FormatError(
+                f"the placements of {name!r} are told in {len(placements)} characters; at most "
+                f"{MAX_PLACEMENTS_LENGTH} are read"
+            )
+    tensor_numbers = {name: number for number, name in enumerate(held.names)}
     columns: dict[str, Column] = {
-        **_text_column("tensor.name", [record.name for record in tensors]),
-        "tensor.dtype": _column([DTYPE_CODES.index(record.dtype) for record in tensors]),
-        "tensor.dimensions": _column([len(record.shape) for record in tensors]),
-        "tensor.shape": _column([size for record in tensors for size in record.shape]),
-        "tensor.chunks": _column([len(record.chunks) for record in tensors]),
-        "chunk.offsets": _column([offset for chunk in chunks for offset in chunk.offsets]),
-        "chunk.sizes": _column([size for chunk in chunks for size in chunk.sizes]),
-        "chunk.file": _column([file_numbers[chunk.path] for chunk in chunks]),
-        "chunk.start": _column([chunk.start for chunk in chunks]),
+        **_text_column("tensor.name", held.names),
+        "tensor.dtype": _column(held.dtypes),
+        "tensor.dimensions": _column(held.dimensions),
+        "tensor.shape": _column(held.shape),
+        "tensor.chunks": _column(held.counts),
+        **_text_column("tensor.placements", held.placements),
+        "chunk.offsets": _column(held.offsets),
+        "chunk.sizes": _column(held.sizes),
+        "chunk.file": _column(held.files),
+        "chunk.start": _column(held.starts),
         **_text_column("alias.name", list(index.aliases)),
         "alias.tensor": _column([tensor_numbers[name] for name in index.aliases.values()]),
-        **_text_column("file.path", [file.path for file in files]),
+        **_text_column("file.path", held.paths),
         "file.blocks": _column([len(file.block_digests) // DIGEST_BYTES for file in files]),
         "block.digest": np.frombuffer(b"".join(file.block_digests for file in files), np.uint8),
     }
@@ -182,15 +201,20 @@ def encode_index(index: Index, metadata: Mapping[str, str]) -> bytes:
     order = sorted(columns, key=lambda name: (-columns[name].itemsize, name))
     described = [(name, f"U{8 * columns[name].itemsize}", (len(columns[name]),)) for name in order]
     header, _ = tensorfile.build_header(described, metadata)
-    return header + b"".join(columns[name].tobytes() for name in order)
+    return b"".join([header, *(columns[name].tobytes() for name in order)])
 
 
-def decode_index(data: bytes, what: str) -> tuple[Index, Mapping[str, str]]:
+def decode_index(data: bytes, what: str, *, is_partial: bool = False) -> tuple[Index, Mapping[str, str]]:
     """Read an index and its metadata.
 
+    Args:
+        data: the file.
+        what: names it in errors.
+        is_partial: one rank's part, whose chunks need not add up to their tensors.
+
     Raises:
-        FormatError: malformed in any way, out of bounds, or a tensor whose chunks do not add
-            up to it.
+        FormatError: malformed in any way, out of bounds, or a tensor that its chunks do not
+            cover exactly once.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise FormatError(f"{what} has {len(data)} bytes; at most {MAX_INDEX_BYTES} are read")
@@ -211,94 +235,70 @@ def decode_index(data: bytes, what: str) -> tuple[Index, Mapping[str, str]]:
         files.append(ShardFile(path, digests[position : position + count * DIGEST_BYTES]))
         position += count * DIGEST_BYTES
 
-    tensors = _decode_tensors(columns, paths, what)
+    held = _decode_tensors(columns, paths, what)
     aliases = columns.texts("alias.name")
     targets = columns.integers("alias.tensor", len(aliases)).tolist()
-    if any(target >= len(tensors) for target in targets):
+    if any(target >= len(held.names) for target in targets):
         raise FormatError(f"{what} has an alias of a tensor that it does not hold")
     columns.close()
-
-    index = Index(
-        tensors,
-        files,
-        {alias: tensors[target].name for alias, target in zip(aliases, targets, strict=True)},
-    )
-    if len(index.files) != len(files) or len(set(index.names)) != len(tensors) + len(aliases):
+    if len(set(paths)) != len(paths) or len({*held.names, *aliases}) != len(held.names) + len(aliases):
         raise FormatError(f"{what} names a tensor or a shard twice")
+    fault = cover.fault_of(held, is_partial=is_partial)
+    if fault is not None:
+        raise FormatError(f"{what}: {fault.problem}")
+    index = Index.of_columns(
+        held, files, {alias: held.names[target] for alias, target in zip(aliases, targets, strict=True)}
+    )
     return index, header.metadata
 
 
-def _decode_tensors(columns: _Columns, paths: list[str], what: str) -> list[TensorRecord]:
+def _decode_tensors(columns: _Columns, paths: tuple[str, ...], what: str) -> Columns:
     names = columns.texts("tensor.name")
-    dtypes = columns.integers("tensor.dtype", len(names)).tolist()
+    placements = columns.texts("tensor.placements")
+    if len(placements) != len(names) or any(len(text) > MAX_PLACEMENTS_LENGTH for text in set(placements)):
+        raise FormatError(
+            f"{what} does not have placements of at most {MAX_PLACEMENTS_LENGTH} characters for each tensor"
+        )
+    dtypes = columns.integers("tensor.dtype", len(names))
     dimensions = columns.integers("tensor.dimensions", len(names))
-    if any(code >= len(DTYPE_CODES) for code in dtypes) or any(dimensions > _MAX_DIMENSIONS):
+    if (dtypes >= len(DTYPE_CODES)).any() or (dimensions > _MAX_DIMENSIONS).any():
         raise FormatError(
             f"{what} has a tensor of an unknown dtype or of more than {_MAX_DIMENSIONS} dimensions"
         )
-    shape_column = columns.integers("tensor.shape", int(dimensions.sum())).tolist()
+    shape = columns.integers("tensor.shape", int(dimensions.sum()))
     counts = columns.integers("tensor.chunks", len(names))
-    file_numbers = columns.integers("chunk.file", None)
-    chunk_total = len(file_numbers)
+    files = columns.integers("chunk.file", None)
     # Each count is bounded before they are summed, so that no sum can wrap around.
-    if any(counts > chunk_total) or int(counts.sum()) != chunk_total:
-        raise FormatError(f"{what} has {chunk_total} chunks, which is not what its tensors add up to")
+    if (counts > len(files)).any() or int(counts.sum()) != len(files):
+        raise FormatError(f"{what} has {len(files)} chunks, which is not what its tensors add up to")
     extents = int((dimensions * counts).sum())
-    offsets_column = columns.integers("chunk.offsets", extents).tolist()
-    sizes_column = columns.integers("chunk.sizes", extents).tolist()
-    file_column = file_numbers.tolist()
-    start_column = columns.integers("chunk.start", chunk_total).tolist()
-    if any(number >= len(paths) for number in file_column):
+    if (files >= len(paths)).any():
         raise FormatError(f"{what} has a chunk in a shard that it does not name")
-
-    tensors = []
-    at_shape = at_chunk = at_extent = 0
-    for number, name in enumerate(names):
-        rank = int(dimensions[number])
-        shape = tuple(shape_column[at_shape : at_shape + rank])
-        at_shape += rank
-        chunks = []
-        for _ in range(int(counts[number])):
-            chunks.append(
-                Chunk(
-                    tuple(offsets_column[at_extent : at_extent + rank]),
-                    tuple(sizes_column[at_extent : at_extent + rank]),
-                    paths[file_column[at_chunk]],
-                    start_column[at_chunk],
-                )
-            )
-            at_extent += rank
-            at_chunk += 1
-        record = TensorRecord(name, DTYPE_CODES[dtypes[number]], shape, tuple(chunks))
-        _check_chunks(record, what)
-        tensors.append(record)
-    return tensors
+    return Columns(
+        names=names,
+        placements=placements,
+        dtypes=dtypes,
+        dimensions=dimensions,
+        shape=shape,
+        counts=counts,
+        offsets=columns.integers("chunk.offsets", extents),
+        sizes=columns.integers("chunk.sizes", extents),
+        files=files,
+        starts=columns.integers("chunk.start", len(files)),
+        paths=paths,
+    )
 
 
-def _check_chunks(record: TensorRecord, what: str) -> None:
-    """Chunks lie within the tensor and hold as many elements as it does."""
-    elements = math.prod(record.shape)
-    # An empty tensor's other dimensions are bounded too: strides are computed from them.
-    if math.prod(size or 1 for size in record.shape) > _MAX_ELEMENTS:
-        raise FormatError(f"{what}: {record.name[:80]!r} has the shape {list(record.shape)}")
-    for chunk in record.chunks:
-        for offset, size, whole in zip(chunk.offsets, chunk.sizes, record.shape, strict=True):
-            if offset + size > whole:
-                raise FormatError(f"{what}: a chunk of {record.name[:80]!r} lies outside of it")
-    stored = sum(math.prod(chunk.sizes) for chunk in record.chunks)
-    if stored != elements:
-        raise FormatError(f"{what}: the chunks of {record.name[:80]!r} hold {stored} of {elements} elements")
-
-
-def _column(values: Sequence[int]) -> Column:
-    largest = max(values, default=0)
+def _column(values: Sequence[int] | Integers) -> Column:
+    column = np.asarray(values, np.int64)
+    largest = int(column.max()) if len(column) else 0
     bits = next(bits for bits in (8, 16, 32, 64) if largest < 2**bits)
-    return np.array(values, dtype=f"<u{bits // 8}")
+    return column.astype(f"<u{bits // 8}")
 
 
 def _text_column(name: str, texts: Sequence[str]) -> dict[str, Column]:
     encoded = [text.encode("utf-8") for text in texts]
-    ends = np.cumsum([len(text) for text in encoded], dtype=np.uint64).tolist()
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
     return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}.ends": _column(ends)}
 
 
@@ -328,22 +328,19 @@ class _Columns:
             raise FormatError(f"{self._what} lacks the column {name!r} of bytes")
         return self._data[entry.start : entry.start + entry.shape[0]]
 
-    def texts(self, name: str) -> list[str]:
+    def texts(self, name: str) -> tuple[str, ...]:
         blob = self.raw(name)
-        ends = self.integers(f"{name}.ends", None).tolist()
-        texts = []
-        start = 0
-        for end in ends:
-            if not start <= end <= len(blob):
-                raise FormatError(f"{self._what}: {name!r} has an end at {end} of {len(blob)} bytes")
-            try:
-                texts.append(blob[start:end].decode("utf-8"))
-            except UnicodeDecodeError:
-                raise FormatError(f"{self._what}: {name!r} holds bytes that are not UTF-8") from None
-            start = end
-        if start != len(blob):
-            raise FormatError(f"{self._what}: {name!r} has bytes that belong to no text")
-        return texts
+        ends = self.integers(f"{name}.ends", None)
+        if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(blob):
+            raise FormatError(f"{self._what}: the ends of {name!r} do not divide its {len(blob)} bytes")
+        bounds = [0, *ends.tolist()]
+        try:
+            if blob.isascii():
+                text = blob.decode("ascii")
+                return tuple([text[start:end] for start, end in pairwise(bounds)])
+            return tuple([blob[start:end].decode("utf-8") for start, end in pairwise(bounds)])
+        except UnicodeDecodeError:
+            raise FormatError(f"{self._what}: {name!r} holds bytes that are not UTF-8") from None
 
     def close(self) -> None:
         if self._left:

@@ -41,7 +41,11 @@ def example() -> Index:
     return Index(
         [
             TensorRecord(
-                "a", "F32", (4, 2), (Chunk((0, 0), (3, 2), one, 320), Chunk((3, 0), (1, 2), two, 64))
+                "a",
+                "F32",
+                (4, 2),
+                (Chunk((0, 0), (3, 2), one, 320), Chunk((3, 0), (1, 2), two, 64)),
+                "mesh 2 (dp): Shard(0)",
             ),
             TensorRecord("scalar", "BF16", (), (Chunk((), (), one, 344),)),
             TensorRecord("empty", "I64", (0, 3), (Chunk((0, 0), (0, 3), one, 346),)),
@@ -71,13 +75,14 @@ def test_equal_indexes_give_equal_bytes() -> None:
     assert encode(example()) == encode(example())
 
 
+TEXT = st.characters(exclude_categories=("Cs",))
+
+
 @st.composite
 def indexes(draw: st.DrawFn) -> Index:
     paths = [f"{rank:05d}-00.safetensors" for rank in range(draw(st.integers(1, 3)))]
     records = []
-    names = draw(
-        st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=5), unique=True, max_size=6)
-    )
+    names = draw(st.lists(st.text(TEXT, max_size=5), unique=True, max_size=6))
     for name in names:
         shape = draw(st.lists(st.integers(0, 4), max_size=3).map(tuple))
         cut = draw(st.integers(0, shape[0])) if shape else 0
@@ -93,7 +98,8 @@ def indexes(draw: st.DrawFn) -> Index:
             )
             for low, high in spans
         ]
-        records.append(TensorRecord(name, draw(st.sampled_from(DTYPE_CODES)), shape, tuple(chunks)))
+        dtype, placements = draw(st.sampled_from(DTYPE_CODES)), draw(st.text(TEXT, max_size=200))
+        records.append(TensorRecord(name, dtype, shape, tuple(chunks), placements))
     files = [ShardFile(path, bytes(32) * draw(st.integers(0, 3))) for path in paths]
     aliases = {
         f"{name} again": name for name in names if f"{name} again" not in names and draw(st.booleans())
@@ -186,6 +192,16 @@ FORGED: dict[str, bytes] = {
     "a name twice": changed(
         alias_name=np.frombuffer(b"scalaranother", U8), alias_name_ends=np.array([6, 13], U8)
     ),
+    "placements missing": changed(tensor_placements=None),
+    "placements of other tensors": changed(tensor_placements_ends=np.array([21, 21, 21], U8)),
+    "placements without end": changed(
+        tensor_placements=np.full(201, 65, U8), tensor_placements_ends=np.array([201, 201, 201, 201], U8)
+    ),
+    "chunks that overlap": changed(
+        tensor_shape=np.array([4, 1, 0, 3, 5], U8),
+        chunk_offsets=np.array([0, 0, 1, 0, 0, 0, 0], U8),
+        chunk_sizes=np.array([2, 1, 2, 1, 0, 3, 5], U8),
+    ),
     "an alias of nothing": changed(alias_tensor=np.array([0, 4], U8)),
     "a file that is no shard": changed(
         file_path=np.frombuffer(b"../00-00.safetensors" * 2, U8), file_path_ends=np.array([20, 40], U8)
@@ -253,6 +269,56 @@ def test_a_small_file_cannot_ask_for_much(  # 2^31 chunks of a tensor without el
         decode_index(data, WHAT)
 
 
+# ------------------------------------------------------------------------------------ in memory
+
+
+def test_records_are_built_when_they_are_asked_for_and_kept() -> None:
+    found, _ = decode_index(encode(example()), WHAT)
+    assert "a" in found.tensors
+    assert "alias" not in found.tensors
+    assert list(found.tensors) == ["a", "scalar", "empty", "ünïcode"]
+    assert len(found.tensors) == 4
+    assert found.tensors == example().tensors
+    assert found.tensors["a"] is found.tensors["a"]
+    with pytest.raises(KeyError):
+        found.tensors["alias"]
+
+
+def test_shards_that_hold_no_byte_are_told_apart() -> None:
+    one, two, three = (f"{rank:05d}-00.safetensors" for rank in range(3))
+    index = Index(
+        [
+            TensorRecord("a", "F32", (2,), (Chunk((0,), (2,), two, 64),)),
+            TensorRecord("empty", "F32", (0,), (Chunk((0,), (0,), three, 64),)),
+        ],
+        [ShardFile(path, b"") for path in (one, two, three)],
+    )
+    assert index.used_paths == {two}
+    assert decode_index(encode(index), WHAT)[0].used_paths == {two}
+    assert Index([], []).used_paths == frozenset()
+
+
+def test_an_index_that_could_not_be_read_back_is_not_written() -> None:
+    nowhere = Index([TensorRecord("a", "F32", (), (Chunk((), (), "00000-00.safetensors", 0),))], [])
+    with pytest.raises(FormatError, match="does not name"):
+        encode(nowhere)
+    long = Index([TensorRecord("a", "F32", (0,), (), "x" * 201)], [])
+    with pytest.raises(FormatError, match="201 characters"):
+        encode(long)
+
+
+def test_a_part_of_an_index_is_read_as_one_and_not_as_a_whole() -> None:
+    part = Index(
+        [TensorRecord("a", "F32", (4,), (Chunk((2,), (1,), "00001-00.safetensors", 64),))],
+        [ShardFile("00001-00.safetensors", b"1" * 32)],
+    )
+    found, metadata = decode_index(encode(part), WHAT, is_partial=True)
+    assert parts(found) == parts(part)
+    assert metadata == BOUND
+    with pytest.raises(FormatError, match="'a' hold 1 of 4 elements"):
+        decode_index(encode(part), WHAT)
+
+
 # --------------------------------------------------------------------------- against the manifest
 
 
@@ -296,6 +362,35 @@ def test_an_index_that_does_not_fit_its_manifest_is_refused() -> None:
         short = {**SIZES, "00000-00.safetensors": 340}
         with pytest.raises(IntegrityError, match="ends beyond"):
             index.check_against(manifest_for(index, short, algorithm))
+
+
+def test_chunks_that_share_bytes_are_refused() -> None:
+    path = "00000-00.safetensors"
+
+    def index(*starts: int) -> Index:
+        chunks = [Chunk((), (), path, start) for start in starts]
+        records = [TensorRecord(f"t{number}", "F32", (), (chunk,)) for number, chunk in enumerate(chunks)]
+        # A chunk without bytes shares none, wherever it stands.
+        empty = TensorRecord("empty", "F32", (0,), (Chunk((0,), (0,), path, 66),))
+        return Index([*records, empty], [ShardFile(path, b"1" * 32)])
+
+    sizes = {path: 500}
+    for starts in ((64, 68, 72), (72, 64, 68), (64, 496)):
+        index(*starts).check_against(manifest_for(index(*starts), sizes))
+    for starts in ((64, 64), (64, 67), (100, 68, 65)):
+        with pytest.raises(IntegrityError, match="share bytes of 00000-00"):
+            index(*starts).check_against(manifest_for(index(*starts), sizes))
+    with pytest.raises(IntegrityError, match="'t1' ends beyond 00000-00"):
+        index(64, 497).check_against(manifest_for(index(64, 497), sizes))
+
+
+def test_a_chunk_of_more_bytes_than_can_be_counted_ends_beyond_its_shard() -> None:
+    path = "00000-00.safetensors"
+    index = Index(
+        [TensorRecord("a", "F64", (2**60,), (Chunk((0,), (2**60,), path, 64),))], [ShardFile(path, b"1" * 32)]
+    )
+    with pytest.raises(IntegrityError, match="ends beyond"):
+        index.check_against(manifest_for(index, {path: 500}))
 
 
 def test_an_index_stays_small() -> None:

@@ -143,18 +143,6 @@ def test_chunks_that_overlap_are_told(forger: Forger, run: Run) -> None:
     )
 
 
-def test_chunks_that_tile_a_tensor_do_not_overlap() -> None:
-    from strongroom.consistency import _overlaps
-
-    tiles = [Chunk((row, column), (2, 3), SHARD, 0) for row in (0, 2, 4) for column in (0, 3)]
-    assert not _overlaps(TensorRecord("t", "F32", (6, 6), tuple(tiles)))
-    assert not _overlaps(TensorRecord("t", "F32", (6, 6), (*tiles, Chunk((1, 1), (0, 3), SHARD, 0))))
-    assert not _overlaps(TensorRecord("t", "F32", (), (Chunk((), (), SHARD, 0),)))
-    moved = [*tiles[:-1], Chunk((4, 2), (2, 3), SHARD, 0)]
-    assert _overlaps(TensorRecord("t", "F32", (6, 6), tuple(moved)))
-    assert _overlaps(TensorRecord("t", "F32", (), (Chunk((), (), SHARD, 0),) * 2))
-
-
 # --------------------------------------------------------------------------------------- documents
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -19,7 +17,6 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageReader
 
-from strongroom import plan
 from strongroom.catalog import Catalog
 from strongroom.decoding import Decoder
 from strongroom.errors import (
@@ -31,7 +28,8 @@ from strongroom.errors import (
 )
 from strongroom.fetch import fetch
 from strongroom.fill import difference
-from strongroom.index import TensorRecord
+from strongroom.index import Index, TensorRecord
+from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.saving import default_workers
 from strongroom.stores.open import open_store
@@ -63,7 +61,7 @@ class StrongroomReader(StorageReader):
         self._step = None if step is None else step_of(step)
         self._opened: OpenedCheckpoint | None = None
         self._failure: StrongroomError | None = None
-        self._records: dict[str, TensorRecord] = {}
+        self._records: Mapping[str, TensorRecord] = {}
         self._values: dict[str, Node] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -132,16 +130,10 @@ class StrongroomReader(StorageReader):
         if commit is None:
             raise IntegrityError(history.damaged[name])
         opened = open_checkpoint(store, commit)
-        self._records = {fqn_of(name): record for name, record in opened.index.tensors.items()}
-        self._records.update(
-            {fqn_of(alias): opened.index.tensors[name] for alias, name in opened.index.aliases.items()}
-        )
+        self._records = _Records(opened.index)
         self._values, mapping = _flat(opened.state)
         self._opened = opened
-        metadata = plan.dcp_metadata(self._records)
-        metadata.state_dict_metadata.update({fqn: BytesStorageMetadata() for fqn in self._values})
-        metadata.planner_data = mapping
-        return metadata
+        return dcp_metadata(self._records, self._values, planner_data=mapping)
 
     def _load_value(self, planner: LoadPlanner, item: Any) -> None:
         value = Decoder().decode(self._values[item.storage_index.fqn], (item.storage_index.fqn,))
@@ -151,6 +143,26 @@ class StrongroomReader(StorageReader):
         torch.save(value, data)  # noqa: TID251 - see above
         data.seek(0)
         planner.load_bytes(item, data)
+
+
+class _Records(Mapping[str, TensorRecord]):
+    """Stored tensors by DCP's names, aliases included."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._stored = {fqn_of(name): name for name in index.names}
+
+    def __getitem__(self, fqn: str) -> TensorRecord:
+        return self._index.tensors[self._index.aliases.get(self._stored[fqn], self._stored[fqn])]
+
+    def __contains__(self, fqn: object) -> bool:
+        return fqn in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
 
 
 class _Refusing(dict[str, Any]):

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from strongroom import layout, plan, stage
+from strongroom import completeness, layout, plan, stage
 from strongroom.atoms import node
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
@@ -36,12 +36,13 @@ from strongroom.errors import (
     SaveError,
     StrongroomError,
 )
-from strongroom.index import encode_index
+from strongroom.index import Chunk, Index, ShardFile, TensorRecord, decode_index, encode_index
 from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import encode_document
 from strongroom.parallel import run_all
-from strongroom.saving import default_workers, producer
+from strongroom.parts import producer
+from strongroom.saving import default_workers
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
@@ -69,9 +70,9 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What a rank tells the coordinator: its files, and the values that it encoded."""
+    """What a rank tells the coordinator: its files, its part of the index, the values that it encoded."""
 
-    shards: tuple[tuple[ShardLayout, bytes], ...]
+    index: bytes
     records: tuple[FileRecord, ...]
     values: tuple[tuple[str, Node], ...]
 
@@ -278,8 +279,9 @@ class StrongroomWriter(StorageWriter):
         if ticket.rank != 0:
             # The coordinator makes names durable when it commits; these were made by this process.
             attempt.make_durable()
+        wholes = {name_of(item.index.fqn): _shape_of(item) for item in tensors}
         told = _Written(
-            shards=tuple((shard, file.block_digests) for shard, file in zip(shards, files, strict=True)),
+            index=encode_index(_part(wholes, shards, files), {}),
             records=tuple(file.record for file in files),
             values=values,
         )
@@ -289,18 +291,23 @@ class StrongroomWriter(StorageWriter):
     def _finish(
         self, attempt: Attempt, ticket: _Ticket, metadata: Metadata, written: list[_Written]
     ) -> list[FileRecord]:
-        stored = {name_of(fqn): entry for fqn, entry in metadata.state_dict_metadata.items()}
-        if len(stored) != len(metadata.state_dict_metadata):
+        entries = metadata.state_dict_metadata
+        if len({name_of(fqn) for fqn in entries}) != len(entries):
             raise SaveError("two names of the state are spelled alike in the checkpoint; rename one")
-        shards = [shard for rank in written for shard in rank.shards]
-        index = plan.build_index(Metadata(state_dict_metadata=stored), shards, {})
+        index = completeness.merge(
+            (decode_index(rank.index, "a rank's part of the index", is_partial=True)[0] for rank in written),
+            {},
+            planned=[
+                name_of(fqn) for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+            ],
+        )
         values = {fqn: value for rank in written for fqn, value in rank.values}
-        for fqn, entry in metadata.state_dict_metadata.items():
+        for fqn, entry in entries.items():
             if isinstance(entry, BytesStorageMetadata) and fqn not in values:
                 raise SaveError(f"{fqn!r} was planned and never written")
         leaves = {
             fqn: node("tensor", name_of(fqn)) if isinstance(entry, TensorStorageMetadata) else values[fqn]
-            for fqn, entry in metadata.state_dict_metadata.items()
+            for fqn, entry in entries.items()
         }
         mapping = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
         bound = binding(attempt.run, attempt.name)
@@ -319,6 +326,26 @@ class StrongroomWriter(StorageWriter):
         }
         records = [record for rank in written for record in rank.records]
         return records + [attempt.write_whole(path, data).record for path, data in documents.items()]
+
+
+def _shape_of(item: WriteItem) -> tuple[int, ...]:
+    return tuple(item.tensor_data.size) if item.tensor_data is not None else ()
+
+
+def _part(
+    wholes: Mapping[str, tuple[int, ...]], shards: Sequence[ShardLayout], files: Sequence[WrittenFile]
+) -> Index:
+    """The index of what this rank wrote."""
+    chunks: dict[str, list[Chunk]] = {name: [] for name in wholes}
+    dtypes: dict[str, str] = {}
+    for shard in shards:
+        for spec, start in zip(shard.chunks, shard.starts, strict=True):
+            chunks[spec.tensor].append(Chunk(spec.offsets, spec.sizes, shard.path, start))
+            dtypes[spec.tensor] = spec.dtype
+    return Index(
+        [TensorRecord(name, dtypes[name], shape, tuple(chunks[name])) for name, shape in wholes.items()],
+        [ShardFile(shard.path, file.block_digests) for shard, file in zip(shards, files, strict=True)],
+    )
 
 
 def _encode(planner: SavePlanner, item: WriteItem) -> Node:
