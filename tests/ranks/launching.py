@@ -1,0 +1,164 @@
+"""Jobs of several ranks for tests: real processes over gloo, started without torchrun.
+
+torchrun kills the survivors when one rank dies, and what the survivors then do is what many of
+these tests are about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Job", "Launcher", "Outcome"]
+
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended.
+
+    Attributes:
+        value: what its function returned.
+        error: the type's name and the text of what it raised; None: nothing.
+        exit_code: of the process; negative: the signal that ended it.
+    """
+
+    value: Any
+    error: tuple[str, str] | None
+    exit_code: int | None
+
+
+class Launcher:
+    """Starts ranks from a forkserver that has imported everything already."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(
+            [
+                "torch",
+                "torch.distributed",
+                "torch.distributed.checkpoint",
+                "torch.distributed.tensor",
+                "torch.distributed.fsdp",
+                "torch.nn.parallel",
+                "numpy",
+                "strongroom.dcp",
+                "strongroom.checkpointer",
+                "strongroom.testing",
+            ]
+        )
+        self._jobs: list[Job] = []
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self._jobs:
+            job.kill()
+
+    def start(self, function: Callable[..., Any], *arguments: Any, ranks: int, **options: Any) -> Job:
+        """Start ``function(*arguments, **options)`` on every rank of a gloo group."""
+        job = Job(self._context, function, arguments, options, ranks)
+        self._jobs.append(job)
+        return job
+
+    def run(self, function: Callable[..., Any], *arguments: Any, ranks: int, **options: Any) -> list[Any]:
+        """What the function returned on each rank; fails the test where one raised or died."""
+        outcomes = self.start(function, *arguments, ranks=ranks, **options).outcomes()
+        for rank, outcome in enumerate(outcomes):
+            assert outcome.error is None, f"rank {rank}: {outcome.error[0]}: {outcome.error[1]}"
+            assert outcome.exit_code == 0, f"rank {rank} ended with {outcome.exit_code}"
+        return [outcome.value for outcome in outcomes]
+
+
+class Job:
+    """One group of processes."""
+
+    def __init__(
+        self, context: Any, function: Any, arguments: tuple[Any, ...], options: dict[str, Any], ranks: int
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        meeting_point = str(Path(self._folder.name) / "meeting")
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(ranks):
+            mine, theirs = context.Pipe()
+            process = context.Process(
+                target=_run_rank,
+                args=(theirs, function, arguments, options, rank, ranks, meeting_point),
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self.processes.append(process)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.processes[rank].pid, number)
+
+    def outcomes(self, limit_s: float = LIMIT_S) -> list[Outcome]:
+        """How every rank ended; one that does not in time dumps its stacks, is killed, and fails the test."""
+        deadline = time.monotonic() + limit_s
+        told: dict[int, Any] = {}
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while waiting and time.monotonic() < deadline:
+            for pipe in wait(list(waiting), timeout=max(0.0, deadline - time.monotonic())):
+                rank = waiting.pop(pipe)
+                with contextlib.suppress(EOFError, ConnectionResetError):
+                    told[rank] = pipe.recv()
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        hanging = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for rank in hanging:
+            self.signal(rank, signal.SIGUSR1)
+        if hanging:
+            time.sleep(1)
+        codes = [process.exitcode for process in self.processes]
+        self.kill()
+        assert not hanging, f"ranks {hanging} hang (their stacks are on stderr)"
+        return [Outcome(*told.get(rank, (None, None)), exit_code=code) for rank, code in enumerate(codes)]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
+def _run_rank(
+    pipe: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    rank: int,
+    ranks: int,
+    meeting_point: str,
+) -> None:
+    import torch.distributed as dist
+
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1")
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=ranks)
+    try:
+        told = function(*arguments, **options), None
+    except BaseException as error:  # noqa: BLE001 - told to the test
+        told = None, (type(error).__name__, "".join(traceback.format_exception(error)))
+    pipe.send(told)
+    pipe.close()
+    # A group whose ranks died cannot be left in an orderly way.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
