@@ -1,0 +1,40 @@
+"""Every family of figures, in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from strongroom_bench import (
+    indexes,
+    later,
+    listing,
+    memory,
+    parts,
+    restoring,
+    saving,
+    small,
+    starting,
+    training,
+)
+from strongroom_bench.figure import Figure
+from strongroom_bench.scale import Scale
+
+__all__ = ["FAMILIES", "Family"]
+
+Family = Callable[[Scale, Path], list[Figure]]
+"""Measures in a folder of its own, on the disk that is measured."""
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "saving": saving.measure,
+    "restoring": restoring.measure,
+    "small": small.measure,
+    "training": training.measure,
+    "starting": starting.measure,
+    "parts": parts.measure,
+    "memory": memory.measure,
+    "listing": listing.measure,
+    "indexes": indexes.measure,
+    "later": later.measure,
+}

@@ -1,0 +1,118 @@
+"""How many bytes of shards are read for a few rows of a large tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from strongroom import Checkpointer, StrongroomReader, layout
+from strongroom.stores.local import LocalReader, LocalStore
+from strongroom_bench.figure import Figure, setting
+from strongroom_bench.scale import MIB, Scale
+from strongroom_bench.states import drop
+
+__all__ = ["measure"]
+
+_COLUMNS: Final = 1024
+_ROWS: Final = 4096
+"""16 MiB of float32."""
+_WANTED: Final = slice(2000, 2041)
+"""1 % of the rows."""
+
+
+class _Rows(DefaultLoadPlanner):
+    """Reads a few rows of ``t``, whatever the storage."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self._target = target
+
+    def create_local_plan(self) -> LoadPlan:
+        length = _WANTED.stop - _WANTED.start
+        item = ReadItem(
+            type=LoadItemType.TENSOR,
+            dest_index=MetadataIndex("t"),
+            dest_offsets=torch.Size((0, 0)),
+            storage_index=MetadataIndex("t", torch.Size((0, 0)), 0),
+            storage_offsets=torch.Size((_WANTED.start, 0)),
+            lengths=torch.Size((length, _COLUMNS)),
+        )
+        return LoadPlan([item])
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.state_dict = {"t": self._target}
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return self._target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None: ...
+
+
+class _CountingReader(LocalReader):
+    counted = 0
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        count = super().read_into(offset_bytes, buffer)
+        _CountingReader.counted += count
+        return count
+
+
+class _ShardCountingStore(LocalStore):
+    """A local store that counts the bytes read of shards."""
+
+    def open_reader(self, key: str) -> LocalReader:
+        reader = super().open_reader(key)
+        if layout.parse_shard_path(key.rpartition("/")[2]) is not None:
+            reader.__class__ = _CountingReader
+        return reader
+
+
+def measure(scale: Scale, folder: Path) -> list[Figure]:
+    """Read 1 % of the rows of a tensor of 16 MiB, from ours and from stock DCP's storage."""
+    tensor = torch.randn(_ROWS, _COLUMNS)
+    ours, stock = folder / "rows", folder / "rows-dcp"
+    with Checkpointer(ours) as checkpointer:
+        checkpointer.save(1, {"t": tensor}).result()
+    dcp.save({"t": tensor}, storage_writer=dcp.FileSystemWriter(stock))
+
+    _CountingReader.counted = 0
+    _load(tensor, StrongroomReader(_ShardCountingStore(ours)))
+    counted = _CountingReader.counted
+    before = _read_bytes()
+    _load(tensor, dcp.FileSystemReader(stock))
+    stock_bytes = _read_bytes() - before
+    for path in (ours, stock):
+        drop(path)
+    return [
+        Figure(
+            figure="shard bytes read for 1 % of the rows of a 16 MiB tensor, not sealed",
+            value=counted / MIB,
+            unit="MiB",
+            bar=2.0,
+            peers={"wanted MiB": tensor[_WANTED].nbytes / MIB, "dcp.load MiB": stock_bytes / MIB},
+            runs=1,
+            setting=setting("through dcp.load, one process"),
+            note="dcp.load's are all bytes that the process read meanwhile (rchar)",
+        )
+    ]
+
+
+def _load(tensor: torch.Tensor, reader: Any) -> None:
+    target = torch.zeros(_WANTED.stop - _WANTED.start, _COLUMNS)
+    dcp.load({"t": tensor}, storage_reader=reader, planner=_Rows(target))
+    if not torch.equal(target, tensor[_WANTED]):
+        raise RuntimeError("other rows came back than were saved")
+
+
+def _read_bytes() -> int:
+    first, *_ = Path("/proc/self/io").read_text().splitlines()
+    return int(first.removeprefix("rchar: "))

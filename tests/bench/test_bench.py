@@ -1,0 +1,122 @@
+"""The benchmarks run, with small sizes and one round, and report every figure; no time is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from strongroom_bench.__main__ import main
+from strongroom_bench.families import FAMILIES
+from strongroom_bench.figure import Figure, beside, percentile
+from strongroom_bench.measure import Contestant, interleave
+from strongroom_bench.report import as_json, as_table
+from strongroom_bench.scale import TINY
+
+# Stock DCP warns of every save without a process group.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FIGURES = {
+    "saving": [
+        "stall of save / one copy_ of the state",
+        "wall of a committed, checksummed save / dcp.save(thread_count=2)",
+        "wall of the same save with sha256 / dcp.save(thread_count=2)",
+    ],
+    "restoring": [
+        "wall of a verified restore / dcp.load",
+        "wall of a verified restore of many small tensors / dcp.load",
+    ],
+    "small": [
+        "stall of many small tensors / _foreach_copy_",
+        "wall of a save of many small tensors / dcp.async_save(thread_count=2)",
+    ],
+    "training": ["p95 of a step's time while a save runs / without"],
+    "starting": ["process start to verified resume / import torch plus raw read"],
+    "parts": ["shard bytes read for 1 % of the rows of a 16 MiB tensor, not sealed"],
+    "memory": ["peak host memory added by a save"],
+    "listing": [
+        "checkpoints(): reads a checkpoint, first look",
+        "checkpoints(): reads where nothing changed",
+    ],
+    "indexes": [
+        "index: encode / stock pickled .metadata",
+        "index: decode / stock pickled .metadata",
+        "index: size / stock pickled .metadata",
+    ],
+    "later": [
+        "wall of a sealed, signed, audited save, blake3 / dcp.save(thread_count=2)",
+        "wall of a sealed, signed, audited save, sha256 / dcp.save(thread_count=2)",
+        "wall of a verified restore, sealed / dcp.load",
+        "shard bytes read for 1 % of the rows of a 16 MiB tensor, sealed",
+    ],
+}
+
+
+@pytest.mark.parametrize("family", FIGURES)
+def test_every_figure_is_reported(family: str, tmp_path: Path) -> None:
+    figures = FAMILIES[family](TINY, tmp_path)
+    assert [figure.figure for figure in figures] == FIGURES[family]
+    for figure in figures:
+        assert all(value >= 0 for value in figure.peers.values())
+        if family == "later":
+            assert figure.value is None
+            assert "not available yet" in figure.note
+    # What a family wrote is gone, but for the records of a run.
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 4096]
+
+
+def test_every_family_has_its_figures_listed_here() -> None:
+    assert list(FIGURES) == list(FAMILIES)
+
+
+def test_the_command_writes_one_object_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tmp_path / "figures.json"
+    assert main(["--only", "later", "--json", str(found), "--folder", str(tmp_path)]) == 0
+    assert "not available yet: sealing" in capsys.readouterr().out
+    listed = json.loads(found.read_text())
+    assert [item["figure"] for item in listed] == FIGURES["later"]
+    assert {"figure", "value", "bar", "holds", "peers", "runs", "world_size"} <= set(listed[0])
+    assert listed[0]["holds"] is None
+
+
+def test_a_bar_holds_up_to_its_value_and_with_all_that_goes_with_it() -> None:
+    samples = {"ours": [3.0, 1.0, 2.0], "theirs": [2.0, 2.0, 9.0], "third": [1.0, 1.0, 1.0]}
+    assert beside("f", "ours", "theirs", samples, bar=1.0).holds is True
+    assert beside("f", "ours", "theirs", samples, bar=0.9).holds is False
+    assert beside("f", "ours", "theirs", samples).holds is None
+    assert beside("f", "ours", "theirs", samples, bar=1.0, at_most="third").holds is False
+    assert Figure(figure="f", value=None, bar=1.0).holds is None
+
+
+def test_every_round_runs_every_contestant_once_in_an_order_of_its_own() -> None:
+    ran: list[str] = []
+
+    def contestant(name: str) -> Contestant:
+        return Contestant(name=name, run=lambda: ran.append(name) or {"wall": float(len(ran))})
+
+    taken = interleave([contestant(name) for name in "abcd"], rounds=5, warm_ups=1, flushes=False)
+    rounds = ["".join(ran[start : start + 4]) for start in range(0, len(ran), 4)]
+    assert len(rounds) == 6
+    assert {"".join(sorted(order)) for order in rounds} == {"abcd"}
+    assert len(set(rounds)) > 3
+    counted = sorted(value for measures in taken.values() for value in measures["wall"])
+    assert counted == list(range(5, 25))
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert [percentile(values, percent) for percent in (50, 95, 99, 100)] == [50, 95, 99, 100]
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_a_table_shows_what_was_met_and_what_was_missed() -> None:
+    met = Figure(figure="met", value=1.0, bar=2.0, peers={"a s": 1.5}, spread={"a s": (1.0, 2.0)}, runs=7)
+    missed = Figure(figure="missed", value=3.0, bar=2.0, unit="MiB")
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(as_table([met, missed], "title"))
+    text = console.export_text()
+    assert "1.00" in text
+    assert "3 MiB" in text
+    assert "a: 1.5 s (1 to 2)" in text
+    assert len(json.loads(as_json([met, missed]))) == 2
