@@ -69,7 +69,7 @@ from strongroom.messages import Message
 from strongroom.ownership import Owners
 from strongroom.parts import write_together
 from strongroom.ranks import Ranks, Verdict, name_ranks
-from strongroom.restore import Restored
+from strongroom.restore import Restored, Source
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, StagedSave, Stager, default_workers
 from strongroom.selection import Selection
@@ -183,6 +183,8 @@ class Checkpointer:
         max_fallback: damaged checkpoints that `restore` may skip.
         events: who else listens to what happens.
         run_id: the run's id where the platform gives one; None: the root's, or a random one.
+        init_from: another run's root, which is only read: `restore` takes that run's newest whole
+            checkpoint for as long as nothing was committed under ``root``.
         process_group: the processes that save together; None: all of the job's. It is used once,
             by the first save or restore, to meet; afterwards ranks talk over a connection of
             their own.
@@ -208,6 +210,7 @@ class Checkpointer:
         max_fallback: int = 3,
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
+        init_from: str | os.PathLike[str] | Store | None = None,
         process_group: Any = None,
         when_busy: str = "wait",
         clock: Clock = SYSTEM_CLOCK,
@@ -236,6 +239,13 @@ class Checkpointer:
         self._workers = default_workers()
 
         self._catalog = Catalog(self._store)
+        self._sources = [Source(store=self._store, read_history=self._catalog.history)]
+        if init_from is not None:
+            other = open_store(init_from)
+            if other.uri == self._store.uri:
+                raise ConfigError(f"init_from is the root itself, {other.uri}; it must be another run's")
+            history = Catalog(other).history
+            self._sources.append(Source(store=other, read_history=history, is_other=True))
         self._stager = Stager(self._ranks, parts=self._workers)
         self._owners = Owners(self._ranks.world_size)
         self._restored: CheckpointRef | None = None
@@ -592,7 +602,7 @@ class Checkpointer:
         The next save begins a launch that goes on from what was restored.
 
         Args:
-            state: what to fill. Modules, optimizers, objects with ``load_state_dict``, tensors
+            state: what to fill; every rank gives its own, of any layout. Modules, optimizers, objects with ``load_state_dict``, tensors
                 and generators are filled in place; any other value only names its key and is
                 replaced. None: everything comes back on the CPU.
             step: this step and no other; a rewind.
@@ -616,8 +626,7 @@ class Checkpointer:
         self._join()
         patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         result = restoring.restore(
-            self._store,
-            self._catalog.history,
+            self._sources,
             state,
             step=None if step is None else _check_step(step),
             selection=Selection(strict=strict, only=patterns, rename=dict(rename or {})),
@@ -631,8 +640,11 @@ class Checkpointer:
         if result is None:
             return None
         restored, commit = result
-        self._restored = commit.ref
-        self._verified.add(commit.name)
+        is_own = restored.init_from is None
+        # Another run's checkpoint begins a line here; it is no part of it.
+        self._restored = commit.ref if is_own else None
+        if is_own:
+            self._verified.add(commit.name)
         # What comes next is a new line, whatever this writer has saved until now.
         self._turn = self._newest = self._last = self._committed = self._fenced = None
         return restored

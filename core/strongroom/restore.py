@@ -36,7 +36,7 @@ from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Restored", "Source", "restore"]
 
 
 _MAX_LOOKS: Final = 20
@@ -54,6 +54,7 @@ class Restored:
         missing: names of values that each rank has its own of, and of which the checkpoint holds
             none for this rank, because it was saved by fewer. The caller's stay.
         checkpoint: which checkpoint it was.
+        init_from: the root of the other run that it came from; None: this run's own.
     """
 
     step: int
@@ -61,6 +62,22 @@ class Restored:
     skipped: tuple[tuple[int, str], ...]
     missing: tuple[str, ...]
     checkpoint: Checkpoint
+    init_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A root that a restore may read.
+
+    Attributes:
+        store: the root.
+        read_history: what it holds now.
+        is_other: whether it is another run's, which this one may begin from.
+    """
+
+    store: Store
+    read_history: Callable[[], History]
+    is_other: bool = False
 
 
 @dataclass(slots=True)
@@ -88,8 +105,7 @@ class _Undefined:
 
 
 def restore(
-    store: Store,
-    read_history: Callable[[], History],
+    sources: Sequence[Source],
     template: Any,
     *,
     step: int | None,
@@ -103,11 +119,14 @@ def restore(
 ) -> tuple[Restored, Commit] | None:
     """Restore one checkpoint; None only where nothing was ever committed.
 
+    The first source where anything was ever committed is the one: a later one is no stand-in for
+    a damaged one before it.
+
     A checkpoint that a running job's retention removes while it is read here is not taken for a
     damaged one: the root is looked at again.
 
     Args:
-        read_history: the root as it is now.
+        sources: this run's root, and another run's to begin from, if any.
         step: this very step, without fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
         accept_older: allow any number.
@@ -122,7 +141,7 @@ def restore(
         RanksError: another rank is missing, or failed.
     """
     course = _Course(
-        store, read_history, step=step, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
+        sources, step=step, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
     )
     lane = ranks.lane("main")
     undefined = _Undefined()
@@ -145,13 +164,14 @@ def restore(
     try:
         said, _ = lane.agree(
             "looking for a checkpoint",
-            lambda: Message(members={"root": "" if ranks.is_alone else _root_digest(store)}),
+            lambda: Message(members={"roots": [] if ranks.is_alone else [*map(_root_digest, sources)]}),
             course.begin,
             timeout_s=timeout_s,
         )
         while said.members["do"] == "try":
             began = time.monotonic()
-            reading = _Reading(store, _commit_in(said), template, selection, ranks, workers, undefined)
+            source = sources[said.members["source"]]
+            reading = _Reading(source.store, _commit_in(said), template, selection, ranks, workers, undefined)
             said = together(f"opening {reading.commit.name}", reading.match)
             if said.members["do"] == "read":
                 said = together(f"reading {reading.commit.name}", reading.read)
@@ -182,6 +202,7 @@ def restore(
         skipped=skipped,
         missing=reading.missing,
         checkpoint=Checkpoint.of(commit, is_superseded=said.members["is_superseded"]),
+        init_from=source.store.uri if source.is_other else None,
     )
     return restored, commit
 
@@ -191,8 +212,7 @@ class _Course:
 
     def __init__(
         self,
-        store: Store,
-        read_history: Callable[[], History],
+        sources: Sequence[Source],
         *,
         step: int | None,
         max_fallback: int,
@@ -200,8 +220,8 @@ class _Course:
         emitter: Emitter,
     ) -> None:
         self.own_damage: IntegrityError | None = None
-        self._store = store
-        self._read_history = read_history
+        self._sources = sources
+        self._source = 0
         self._step = step
         self._max_fallback = max_fallback
         self._accept_older = accept_older
@@ -213,13 +233,14 @@ class _Course:
 
     def begin(self, said: list[Message]) -> Verdict:
         """The first decision, from every rank's digest of the run record."""
-        digests = [message.members["root"] for message in said]
-        elsewhere = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-        if elsewhere:
-            raise ConfigError(
-                f"{name_ranks(elsewhere)} and rank 0 see different things at {self._store.uri}: the root "
-                "must be one place for all ranks, such as a shared file system"
-            )
+        for number, source in enumerate(self._sources):
+            seen = [message.members["roots"][number : number + 1] for message in said]
+            elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
+            if elsewhere:
+                raise ConfigError(
+                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.store.uri}: the root "
+                    "must be one place for all ranks, such as a shared file system"
+                )
         return self._look()
 
     def decide(self, said: list[Message]) -> Verdict:
@@ -236,7 +257,11 @@ class _Course:
                 return _do("read")
             is_superseded = name not in self._history.line.newest_first
             return _do("load", skipped=self._skipped, is_superseded=is_superseded)
-        if self._looks < _MAX_LOOKS and name in self._history.commits and _is_gone(self._store, name):
+        if (
+            self._looks < _MAX_LOOKS
+            and name in self._history.commits
+            and _is_gone(self._sources[self._source].store, name)
+        ):
             return self._look()
         rank, reason = next(iter(damaged.items()))
         error = self.own_damage if rank == 0 else None
@@ -246,9 +271,13 @@ class _Course:
     def _look(self) -> Verdict:
         """Look at the root, anew where a checkpoint went away while it was read."""
         self._looks += 1
-        self._history = self._read_history()
         self._skipped = []
-        if self._step is None and not self._history.has_commits:
+        for number, source in enumerate(self._sources):
+            self._source, self._history = number, source.read_history()
+            # A step is one of this run: another run's has no part in its line.
+            if self._history.has_commits or self._step is not None:
+                break
+        else:
             return _do("nothing")
         if self._step is not None:
             self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self._step),))
@@ -261,7 +290,8 @@ class _Course:
             self._trying, self._has_matched = name, False
             if name in self._history.commits:
                 commit = self._history.commits[name].encode()
-                return Verdict(shared=Message(members={"do": "try"}, pieces={"commit": commit}))
+                members = {"do": "try", "source": self._source}
+                return Verdict(shared=Message(members=members, pieces={"commit": commit}))
             self._skip(name, self._history.damaged[name], None)
         line = self._history.line
         if line.broken is not None:
@@ -296,10 +326,10 @@ def _commit_in(said: Message) -> Commit:
     return Commit.decode(said.pieces["commit"], "the coordinator's choice")
 
 
-def _root_digest(store: Store) -> str:
-    """What this rank sees of the root: a digest of its run record."""
+def _root_digest(source: Source) -> str:
+    """What this rank sees of a root: a digest of its run record."""
     try:
-        return str(sha256_of(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)))
+        return str(sha256_of(source.store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)))
     except ObjectNotFoundError:
         return "nothing"
 
