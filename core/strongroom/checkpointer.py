@@ -67,11 +67,11 @@ from strongroom.manifest import (
 )
 from strongroom.messages import Message
 from strongroom.ownership import Owners
-from strongroom.parts import write_together
+from strongroom.parts import fail_together, write_together
 from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.restore import Restored, Source
 from strongroom.retention import RetentionPolicy
-from strongroom.saving import NO_PROVENANCE, Provenance, StagedSave, Stager, default_workers
+from strongroom.saving import NO_PROVENANCE, Provenance, Stager, default_workers
 from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.stores.open import open_store
@@ -122,6 +122,9 @@ class _InFlight:
     job: Future[None]
     deadline: Deadline
 
+
+_DRAWN_RUN_DIGITS: Final = 32
+"""Hex digits of a run id that nobody gave."""
 
 _LOOKS_S: Final = (0.05, 0.2, 1.0, 3.0)
 """Pauses between looks for a record that another rank has just written."""
@@ -311,10 +314,8 @@ class Checkpointer:
         if said.members["is_new"]:
             self._meet_at_root(said.pieces["launch"])
         staging = self._clock.monotonic()
-        self._stager.learn(said, own)
         turn = self._turn or self._join_turn(said.pieces["launch"])
         name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
-        staged = self._stager.take(binding(turn.launch.run, name))
         attempt = Attempt(
             self._store,
             launch=turn.launch,
@@ -325,6 +326,12 @@ class Checkpointer:
             deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
         )
+        try:
+            self._stager.learn(said, own)
+            staged = self._stager.take(binding(turn.launch.run, name))
+        except BaseException as error:
+            self._give_up(attempt, error)
+            raise
         self._emitter.emit(
             SaveStarted(
                 run=turn.launch.run,
@@ -336,7 +343,64 @@ class Checkpointer:
                 stage_s=self._clock.monotonic() - staging,
             )
         )
-        return self._start(attempt, staged, intent.extras)
+        handle = SaveHandle(intent.step)
+        extras = intent.extras
+        self._start(
+            attempt,
+            lambda: write_together(attempt, staged, extras, self._ranks, workers=self._workers),
+            handle,
+        )
+        return handle
+
+    def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        """Let the other ranks know that this one could not stage its part; they wait for it already."""
+        self._stager.forget()
+        if self._ranks.is_alone:
+            return
+        handle = SaveHandle(attempt.name.step)
+        # The caller is about to see the error itself.
+        handle.mark_told()
+        self._start(attempt, lambda: fail_together(attempt, self._ranks, error), handle)
+
+    @_alone
+    def prepare(self, state: Mapping[str, Any]) -> int:
+        """Plan for a state, and allocate its buffers and touch their pages, before the first save.
+
+        The first save then stalls training no longer than the later ones. Nothing is written, and
+        nothing of the state is kept. In a job of several ranks every rank calls this.
+
+        Returns:
+            bytes of host memory that this rank's buffers take.
+
+        Raises:
+            StateEncodingError: a value has no safe encoding.
+            RanksError: another rank is missing, failed, or was asked for something else.
+        """
+
+        def propose() -> Message:
+            self._check_open()
+            self._join()
+            looked = self._stager.look(state)
+            return Message(members={"call": "prepare", "step": None, **looked.members}, pieces=looked.pieces)
+
+        def decide(said: list[Message]) -> Verdict:
+            self._check_same([(message.members["call"], message.members["step"]) for message in said])
+            generation, told = self._owners.decide(said)
+            return Verdict(
+                shared=Message(members={"generation": generation, "run": self._likely_run()}), own=told
+            )
+
+        said, own = self._ranks.lane("main").agree("preparing", propose, decide, timeout_s=self._timeout_s)
+        self._stager.learn(said, own)
+        name = CheckpointName(launch=1, step=0, attempt="0" * ATTEMPT_HEX_DIGITS)
+        return self._stager.prepare(binding(said.members["run"], name))
+
+    def _likely_run(self) -> str:
+        """The run id that the first save will find, or one as long."""
+        if self._turn is not None:
+            return self._turn.launch.run
+        found = self._catalog.history().run
+        return found.run if found is not None else self._run_id or "0" * _DRAWN_RUN_DIGITS
 
     def _propose(
         self,
@@ -447,9 +511,8 @@ class Checkpointer:
     def _is_saving(self) -> bool:
         return self._in_flight is not None and not self._in_flight.job.done()
 
-    def _start(self, attempt: Attempt, staged: StagedSave, extras: Provenance) -> SaveHandle:
+    def _start(self, attempt: Attempt, finish: Callable[[], Commit], handle: SaveHandle) -> None:
         """Start the background half."""
-        handle = SaveHandle(attempt.name.step)
         job: Future[None] = Future()
         before = self._last
         # Connected here, where a fault is still the caller's to see.
@@ -458,21 +521,20 @@ class Checkpointer:
             # Known before it begins: an interrupt must not lose sight of what uses the buffers.
             self._in_flight = _InFlight(name=attempt.name, handle=handle, job=job, deadline=attempt.deadline)
             self._last = handle
-            parallel.start(
-                lambda: self._write(attempt, staged, extras, handle), name="strongroom-save", future=job
-            )
+            parallel.start(lambda: self._finish(attempt, finish, handle), name="strongroom-save", future=job)
         except BaseException:
             if job.cancelled():
                 self._in_flight, self._last = None, before
             raise
-        return handle
 
     def _begin_turn(self) -> _Turn:
         """Claim this job's launch, from the checkpoint that it restored, if any; on the coordinator."""
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
         history = self._catalog.history()
-        run = begin_run(self._store, draw_run_id=lambda: self._run_id or self._draw(16), now_ms=now_ms)
+        run = begin_run(
+            self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
+        )
         if self._run_id is not None and run.run != self._run_id:
             raise ConfigError(
                 f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
@@ -505,11 +567,11 @@ class Checkpointer:
                 "be the newest. To go back, restore(step=...) first: the next save then begins a new line"
             )
 
-    def _write(self, attempt: Attempt, staged: StagedSave, extras: Provenance, handle: SaveHandle) -> None:
+    def _finish(self, attempt: Attempt, finish: Callable[[], Commit], handle: SaveHandle) -> None:
         """The background half of a save; what it raises is kept for the training thread."""
         began = self._clock.monotonic()
         try:
-            commit = write_together(attempt, staged, extras, self._ranks, workers=self._workers)
+            commit = finish()
         except BaseException as error:
             self._fail(attempt, handle, error)
             if not isinstance(error, Exception):
@@ -602,9 +664,9 @@ class Checkpointer:
         The next save begins a launch that goes on from what was restored.
 
         Args:
-            state: what to fill; every rank gives its own, of any layout. Modules, optimizers, objects with ``load_state_dict``, tensors
-                and generators are filled in place; any other value only names its key and is
-                replaced. None: everything comes back on the CPU.
+            state: what to fill; of every rank its own, of any layout. Modules, optimizers, objects
+                with ``load_state_dict``, tensors and generators are filled in place; any other
+                value only names its key and is replaced. None: everything comes back on the CPU.
             step: this step and no other; a rewind.
             strict: whether a name that only one side has is an error.
             only: patterns of names to restore; the rest stays as it is.

@@ -79,6 +79,10 @@ class SaveHandle:
         """Say that it has committed; called once, in the background."""
         self._outcome.set_result(checkpoint)
 
+    def mark_told(self) -> None:
+        """Say that the caller knows of its failure already."""
+        self._is_failure_told = True
+
     def fail(self, error: StrongroomError) -> None:
         """Say that it has failed; called once, in the background."""
         self._outcome.set_exception(error)

@@ -24,7 +24,7 @@ from strongroom.differing import (
     differing_documents,
     explain_difference,
 )
-from strongroom.errors import OutcomeUnknownError, RanksMissingError
+from strongroom.errors import OutcomeUnknownError, RanksMissingError, SaveError
 from strongroom.index import Index, decode_index, encode_index
 from strongroom.manifest import Commit, FileRecord
 from strongroom.messages import Message
@@ -38,7 +38,7 @@ from strongroom.stage import StagedShard
 from strongroom.transaction import Attempt, Committed
 from strongroom.values import Node
 
-__all__ = ["Part", "producer", "write_together"]
+__all__ = ["Part", "fail_together", "producer", "write_together"]
 
 _LINGER_S: Final = 10.0
 """How long the coordinator stays reachable for ranks that have yet to hear of the outcome."""
@@ -125,7 +125,7 @@ def write_together(
 
     try:
         said, _ = lane.agree(
-            f"writing {attempt.name}",
+            _phase(attempt),
             propose,
             decide,
             timeout_s=max(0.0, attempt.deadline.left_s),
@@ -141,6 +141,28 @@ def write_together(
     if "differing" in said.members:
         _explain(lane, attempt, document, ranks.rank, said.members["differing"])
     return Commit.decode(said.pieces["commit"], "the coordinator's commit")
+
+
+def fail_together(attempt: Attempt, ranks: Ranks, error: BaseException) -> Commit:
+    """Let the other ranks know that this one has no part to write.
+
+    Raises:
+        SaveError: always.
+    """
+
+    def propose() -> Message:
+        raise SaveError(f"staging failed: {type(error).__name__}: {error}") from error
+
+    def decide(_: list[Message]) -> Verdict:
+        raise SaveError("a save without this rank's part cannot be committed")
+
+    timeout_s = max(0.0, attempt.deadline.left_s)
+    ranks.lane("background").agree(_phase(attempt), propose, decide, timeout_s=timeout_s, linger_s=_LINGER_S)
+    raise SaveError("a save without this rank's part was agreed on")
+
+
+def _phase(attempt: Attempt) -> str:
+    return f"writing {attempt.name}"
 
 
 def _explain(lane: Lane, attempt: Attempt, document: bytes, rank: int, differing: Sequence[int]) -> None:
@@ -165,7 +187,7 @@ def _explain(lane: Lane, attempt: Attempt, document: bytes, rank: int, differing
 
 def _shared_document(attempt: Attempt, staged: StagedSave) -> bytes:
     """The document that every rank has alike, and the coordinator writes."""
-    return encode_document("state", attempt.run, attempt.name, {"document": staged.captured.document})
+    return encode_document("state", attempt.run, attempt.name, {"document": staged.document})
 
 
 def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, workers: int) -> Part:
@@ -189,8 +211,8 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
         {},
     )
     records = [file.record for file in written]
-    if staged.captured.rank_document:
-        members: dict[str, Json] = {"rank": staged.rank, "values": staged.captured.rank_document}
+    if staged.rank_document:
+        members: dict[str, Json] = {"rank": staged.rank, "values": staged.rank_document}
         own = encode_document("rank_state", attempt.run, attempt.name, members)
         records.append(attempt.write_whole(layout.rank_state_path(staged.rank), own).record)
     return Part(
@@ -199,7 +221,7 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
         index=index,
         document=hashlib.sha256(document).hexdigest(),
         compared=staged.compared,
-        aliases=staged.captured.aliases,
+        aliases=staged.aliases,
     )
 
 

@@ -238,8 +238,8 @@ class _Course:
             elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
             if elsewhere:
                 raise ConfigError(
-                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.store.uri}: the root "
-                    "must be one place for all ranks, such as a shared file system"
+                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.store.uri}: the "
+                    "root must be one place for all ranks, such as a shared file system"
                 )
         return self._look()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from strongroom.messages import Message
 from strongroom.ownership import encode_held
 from strongroom.plan import LocalPlan, local_data, plan_local
 from strongroom.ranks import Ranks
+from strongroom.shards import ChunkSpec
 from strongroom.stage import Stage, StagedShard
 from strongroom.tree import Captured, Capturer
 from strongroom.values import Encoder, Node
@@ -93,14 +94,18 @@ class StagedSave:
     """A snapshot of one rank that training can no longer change.
 
     Attributes:
-        captured: everything but tensor data.
+        document: the typed document of what all ranks share.
+        rank_document: this rank's own values by name.
+        aliases: further names of tensors.
         plan: what the rank holds.
         shards: what it stores, in host memory.
         compared: a digest of each small value that must be the same on all ranks.
     """
 
     rank: int
-    captured: Captured
+    document: Node
+    rank_document: Sequence[Node]
+    aliases: Mapping[str, str]
     plan: LocalPlan
     shards: list[StagedShard]
     compared: Mapping[str, str]
@@ -119,14 +124,17 @@ class Stager:
 
     def __init__(self, ranks: Ranks, *, parts: int) -> None:
         self._ranks = ranks
+        self._parts = parts
         self._stage = Stage(rank=ranks.rank, parts=parts)
+        self._bound_length = 0
         self._capturer = Capturer(rank=ranks.rank)
         self._captured: Captured | None = None
         self._fingerprint: object = None
         self._plan: LocalPlan | None = None
         self._is_plan_known = False
         self._generation = 0
-        self._owned: tuple[int, ...] = ()
+        self._specs: tuple[ChunkSpec, ...] = ()
+        self._specs_of: LocalPlan | None = None
 
     def look(self, state: Mapping[str, Any]) -> Message:
         """Walk a state and say what this rank holds, where the coordinator does not know it already.
@@ -151,9 +159,12 @@ class Stager:
             raise SaveError("a decision came before anything was planned")
         self._is_plan_known = True
         if self._ranks.is_alone:
-            self._owned = tuple(range(len(self._plan.chunks)))
+            if self._specs_of is not self._plan:
+                self._specs = tuple(held.chunk for held in self._plan.chunks)
         elif "owned" in own.pieces:
-            self._owned = tuple(np.frombuffer(own.pieces["owned"], np.uint32).tolist())
+            places = np.frombuffer(own.pieces["owned"], np.uint32).tolist()
+            self._specs = tuple(self._plan.chunks[place].chunk for place in places)
+        self._specs_of = self._plan
         self._generation = verdict.members.get("generation", 0)
 
     def take(self, metadata: Mapping[str, str]) -> StagedSave:
@@ -165,29 +176,40 @@ class Stager:
         captured, plan = self._captured, self._plan
         if captured is None or plan is None:
             raise SaveError("a snapshot was taken before its state was looked at")
-        specs = [plan.chunks[place].chunk for place in self._owned]
-        tensors = [local_data(captured.tensors[spec.tensor], spec) for spec in specs]
-        shards = self._stage.copy(specs, tensors, metadata)
+        found = captured.tensors
+        tensors = [local_data(found[spec.tensor], spec) for spec in self._specs]
+        shards = self._fitting(metadata).copy(self._specs, tensors, metadata)
         compared = {} if self._ranks.is_alone else _digests(captured.compared)
         self.forget()
         return StagedSave(
-            rank=self._ranks.rank, captured=captured, plan=plan, shards=shards, compared=compared
+            rank=self._ranks.rank,
+            document=captured.document,
+            rank_document=captured.rank_document,
+            aliases=captured.aliases,
+            plan=plan,
+            shards=shards,
+            compared=compared,
         )
 
     def prepare(self, metadata: Mapping[str, str]) -> int:
         """Allocate and touch the buffers for what this rank owns; their bytes."""
         if self._plan is None:
             raise SaveError("buffers were prepared before a state was looked at")
-        self._stage.prepare([self._plan.chunks[place].chunk for place in self._owned], metadata)
+        stage = self._fitting(metadata)
+        stage.prepare(self._specs, metadata)
         self.forget()
-        return self._stage.size_bytes
+        return stage.size_bytes
+
+    def _fitting(self, metadata: Mapping[str, str]) -> Stage:
+        """The stage, anew where a binding is longer or shorter than what it was laid out for."""
+        length = sum(map(len, metadata.values()))
+        if length != self._bound_length:
+            self._stage, self._bound_length = Stage(rank=self._ranks.rank, parts=self._parts), length
+        return self._stage
 
     def forget(self) -> None:
         """Let go of the state's tensors, or a state_dict's temporaries would live on."""
-        if self._captured is not None:
-            self._captured.tensors.clear()
-            self._captured.compared.clear()
-            self._captured = None
+        self._captured = None
 
 
 def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
