@@ -18,11 +18,13 @@ from typing import Any, Final
 import torch
 
 from strongroom import optim, paths, stage
+from strongroom.atoms import RefusedError
 from strongroom.dtypes import torch_dtype
 from strongroom.errors import FormatError, StateMismatchError, StrongroomError
 from strongroom.forms import mapping_pairs, optimizer_parts, payload_of
 from strongroom.index import Index, TensorRecord
 from strongroom.keypath import Path, key_path
+from strongroom.modules import ModuleState, is_extra, read_module
 from strongroom.optim import NamedParameters, OptimizerState
 from strongroom.rebuild import Rebuilder, set_generator
 from strongroom.selection import Selection
@@ -161,7 +163,11 @@ class _Matcher:
         self.filling = Filling()
         self._index = index
         self._selection = selection
-        self._parameters = optim.name_parameters(find_modules(template))
+        self._modules: dict[int, ModuleState] = {}
+        # Before any optimizer: a module's hooks may put other parameters in place when it is read.
+        self._parameters = optim.name_parameters(
+            [(path, self._read(module, path)) for path, module in find_modules(template)]
+        )
         self._missing: list[str] = []
         self._unexpected: list[str] = []
         self._different: list[str] = []
@@ -287,14 +293,23 @@ class _Matcher:
             self._later(_REST, path, lambda: self._stored.decode(node, path), template.load_state_dict)
         return lambda: template
 
+    def _read(self, module: torch.nn.Module, path: Path) -> ModuleState:
+        """A module's names and tensors, once for all places where it stands."""
+        if id(module) not in self._modules:
+            try:
+                self._modules[id(module)] = read_module(module)
+            except RefusedError as refused:
+                raise StateMismatchError(f"{key_path(path)} {refused}") from None
+        return self._modules[id(module)]
+
     def _visit_module(self, module: torch.nn.Module, found: Node, path: Path) -> Build:
         stored, versions = self._stored.module_nodes(found, path)
         if stored is None:
             return self._differs(module, path, "is a module here and something else in the checkpoint")
-        state_dict = module.state_dict()
+        read = self._read(module, path)
         plain: dict[str, Node] = {}
         loaded: dict[str, Any] = {}
-        for key, value in state_dict.items():
+        for key, value in zip(read.names, read.values, strict=True):
             own_path = (*path, *paths.from_dotted(key))
             name = paths.spell(own_path)
             stored_key = self._stored_key(stored, key, path, paths.from_dotted)
@@ -303,7 +318,7 @@ class _Matcher:
                 continue
             if node is _ABSENT:
                 self._missing.append(name)
-            elif isinstance(value, torch.Tensor) and not key.endswith("_extra_state"):
+            elif isinstance(value, torch.Tensor) and not is_extra(key):
                 stored_name = payload_of(node, "tensor")
                 if stored_name is None:
                     self._different.append(f"{name} is a tensor here and something else in the checkpoint")
@@ -322,7 +337,7 @@ class _Matcher:
             }
             return {**loaded, **decoded}
 
-        self._later(_MODULES, path, decode, lambda full: _load_module(module, full, state_dict, versions))
+        self._later(_MODULES, path, decode, lambda full: _load_module(module, full, read, versions))
         return lambda: module
 
     def _visit_optimizer(self, optimizer: torch.optim.Optimizer, found: Node, path: Path) -> Build:
@@ -601,14 +616,15 @@ def _memory_of(tensor: torch.Tensor) -> Any:
 
 
 def _load_module(
-    module: torch.nn.Module,
-    loaded: dict[str, Any],
-    state_dict: Any,
-    versions: Mapping[str, Any] | None,
+    module: torch.nn.Module, loaded: dict[str, Any], read: ModuleState, versions: Mapping[str, Any] | None
 ) -> None:
-    """Hand a module its state, its hooks and extra state included; its tensors are filled already."""
-    full: Any = OrderedDict((name, loaded[name]) for name in state_dict if name in loaded)
+    """Hand a module its state, its hooks and extra state included; its tensors are filled already.
+
+    It gets its own names, with those of what wraps it.
+    """
+    full: Any = OrderedDict(
+        (own, loaded[name]) for own, name in zip(read.shown, read.names, strict=True) if name in loaded
+    )
     if versions is not None:
-        prefixes = getattr(state_dict, "_metadata", {})
-        full._metadata = {**{prefix: {"version": 1} for prefix in prefixes}, **versions}
-    module.load_state_dict(full, strict=len(loaded) == len(state_dict))
+        full._metadata = read.bare.own_versions(list(getattr(read.shown, "_metadata", {})), dict(versions))
+    module.load_state_dict(full, strict=len(loaded) == len(read.names))

@@ -11,7 +11,7 @@ helper for distributed state dicts takes a hidden step, which changes training.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from strongroom import paths
 from strongroom.keypath import Path
+from strongroom.modules import ModuleState
 
 __all__ = [
     "NamedParameters",
@@ -26,16 +27,18 @@ __all__ = [
     "load_named_state",
     "name_parameters",
     "named_state",
+    "read_state",
     "state_target",
 ]
 
 
-def name_parameters(modules: Iterable[tuple[Path, torch.nn.Module]]) -> dict[int, Path]:
+def name_parameters(modules: Iterable[tuple[Path, ModuleState]]) -> dict[int, Path]:
     """For each parameter of the given modules, by ``id``, the path it is named by: the first found."""
     names: dict[int, Path] = {}
     for path, module in modules:
-        for name, parameter in module.named_parameters(remove_duplicate=True):
-            names.setdefault(id(parameter), (*path, *paths.from_dotted(name)))
+        for name, parameter in zip(module.parameter_names, module.parameters, strict=True):
+            if id(parameter) not in names:
+                names[id(parameter)] = (*path, *paths.from_dotted(name))
     return names
 
 
@@ -112,20 +115,81 @@ class OptimizerState:
 
 def named_state(optimizer: torch.optim.Optimizer, named: NamedParameters) -> OptimizerState:
     """The optimizer's state as it is; tensors are its own, not copies."""
+    names = {
+        id(parameter): name
+        for group, group_names in zip(optimizer.param_groups, named.groups, strict=True)
+        for parameter, name in zip(group["params"], group_names, strict=True)
+    }
+    return read_state(optimizer, named.groups, names)
+
+
+def read_state(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[str]], names: Mapping[int, str]
+) -> OptimizerState:
+    """As `named_state`, where each parameter's name is known.
+
+    Args:
+        optimizer: whose state is read.
+        groups: each group's parameter names.
+        names: a parameter's name by its ``id``.
+    """
+    direct = _read_directly(optimizer, names) if _is_plain(optimizer) else None
+    if direct is not None:
+        state, other, options, extra = direct
+    else:
+        state, other, options, extra = _read_state_dict(
+            optimizer, [name for group in groups for name in group]
+        )
+    return OptimizerState(
+        groups=[{**group, "params": list(own)} for group, own in zip(options, groups, strict=True)],
+        state=state,
+        other_state=other,
+        extra=extra,
+    )
+
+
+_Parts = tuple[dict[str, Any], dict[Any, Any], list[dict[str, Any]], dict[Any, Any]]
+"""State by name, state of no parameter, groups, and what else there is."""
+
+
+def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``state_dict()`` would do nothing but number what lies in ``state``."""
+    return (
+        type(optimizer).state_dict is torch.optim.Optimizer.state_dict
+        and "state_dict" not in vars(optimizer)
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
+
+
+def _read_directly(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> _Parts | None:
+    keys: list[Any] = list(optimizer.state)
+    values = list(optimizer.state.values())
+    found = list(map(names.get, map(id, keys)))
+    other: dict[Any, Any] = {}
+    if None in found:
+        for number, key in enumerate(keys):
+            if found[number] is None:
+                if isinstance(key, torch.Tensor) or type(key) is int:
+                    return None  # of a tensor that no group has, or a number like torch's: for torch to say
+                other[key] = values[number]
+    state = {name: value for name, value in zip(found, values, strict=True) if name is not None}
+    groups = [
+        {key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    return state, other, groups, {}
+
+
+def _read_state_dict(optimizer: torch.optim.Optimizer, names: list[str]) -> _Parts:
     state_dict = dict(optimizer.state_dict())
-    by_number = {number: name for name, number in named.numbers.items()}
     state: dict[str, Any] = {}
     other: dict[Any, Any] = {}
     for key, value in state_dict.pop("state", {}).items():
-        if type(key) is int and key in by_number:
-            state[by_number[key]] = value
+        if type(key) is int and 0 <= key < len(names):
+            state[names[key]] = value
         else:
             other[key] = value
-    groups = [
-        {**group, "params": list(names)}
-        for group, names in zip(state_dict.pop("param_groups", []), named.groups, strict=True)
-    ]
-    return OptimizerState(groups=groups, state=state, other_state=other, extra=state_dict)
+    return state, other, state_dict.pop("param_groups", []), state_dict
 
 
 def state_target(

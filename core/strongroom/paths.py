@@ -34,6 +34,8 @@ def _element(key: Any) -> str:
     if isinstance(key, Attribute):
         key = key.name
     if type(key) is str and key:
+        if key.isascii() and (key.isidentifier() or key.isdigit()):
+            return key  # most are; what follows is slow, and names are spelled while training waits
         return "".join(_escape(char) if char in _SPECIAL or not char.isprintable() else char for char in key)
     # Text in brackets is told from other keys by its quotes, so that 1 and "1" differ.
     return "[" + "".join(_escape(char) if char in _SPECIAL else char for char in repr(key)) + "]"

@@ -8,20 +8,24 @@ name for staging. What belongs to one rank alone (`PerRank`) goes to a document 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from strongroom import optim, paths, stage
+from strongroom import optim, paths
 from strongroom.arrays import array_node
-from strongroom.atoms import node
+from strongroom.atoms import RefusedError, node
 from strongroom.errors import StateEncodingError
 from strongroom.keypath import Path, key_path
+from strongroom.modules import ModuleReader, ModuleState, is_extra
 from strongroom.optim import NamedParameters
+from strongroom.recall import Block, Found, Place, Recall, Region, Walk, block_of
+from strongroom.survey import Survey, is_distributed, survey
 from strongroom.values import MAX_DEPTH, Encoder, Node
 
 __all__ = ["MAX_COMPARED_BYTES", "Captured", "Capturer", "PerRank", "capture", "find_modules", "is_stateful"]
@@ -48,8 +52,6 @@ class Captured:
         aliases: further names of the same memory: alias -> name.
         units: the unit of each tensor: what lies in one unit must come from one rank, since
             parts from several ranks would be a state that no rank had.
-        compared: those small tensors that must be the same on every rank, because nothing else
-            says whose would be stored: generators, arrays, tensors that stand by themselves.
         fingerprint: equal for two captures exactly where the names, shapes, dtypes and
             placements of all tensors are, in order; cheap to compare where nothing changed.
 
@@ -62,8 +64,17 @@ class Captured:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
-    compared: dict[str, torch.Tensor] = field(default_factory=dict)
     fingerprint: object = None
+    _comparable: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> dict[str, torch.Tensor]:
+        """Those small tensors that must be the same on every rank, by name.
+
+        Nothing else says whose would be stored: generators, arrays, tensors that stand by
+        themselves. To be asked for while ``tensors`` still holds them.
+        """
+        return {name: self.tensors[name] for name in self._comparable}
 
 
 def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
@@ -77,11 +88,15 @@ def capture(state: Mapping[str, Any], *, rank: int) -> Captured:
     Raises:
         StateEncodingError: a value has no safe encoding; names its key path.
     """
-    return _Capture(state, rank).run()
+    return Capturer(rank=rank).capture(state)
 
 
 class Capturer:
     """Walks the state of one rank again and again.
+
+    It remembers names and nodes of the last walk, and takes over what they still fit: the walk
+    of an unchanged state costs a fraction of the first. No tensor, module or optimizer is kept
+    alive by it.
 
     Args:
         rank: this rank, for the names of tensors inside `PerRank`.
@@ -89,6 +104,7 @@ class Capturer:
 
     def __init__(self, *, rank: int) -> None:
         self._rank = rank
+        self._memory = _Memory()
 
     def capture(self, state: Mapping[str, Any]) -> Captured:
         """Walk a state; what comes out is what `capture` gives.
@@ -96,7 +112,12 @@ class Capturer:
         Raises:
             StateEncodingError: a value has no safe encoding; names its key path.
         """
-        return capture(state, rank=self._rank)
+        try:
+            return _Capture(state, self._rank, self._memory).run()
+        except BaseException:
+            # A walk that broke off may have remembered half of what it saw.
+            self._memory = _Memory()
+            raise
 
 
 def is_stateful(value: Any) -> bool:
@@ -119,66 +140,106 @@ def find_modules(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.nn.M
         )
     if isinstance(value, torch.nn.Module):
         yield path, value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, PerRank):
+        yield from find_modules(value.value, path)
+    elif isinstance(value, Mapping) and _may_hold_modules(value.values()):
         for key, item in value.items():
             yield from find_modules(item, (*path, key))
-    elif type(value) in (list, tuple):
+    elif type(value) in (list, tuple) and _may_hold_modules(value):
         for position, item in enumerate(value):
             yield from find_modules(item, (*path, position))
 
 
+def _may_hold_modules(values: Iterable[Any]) -> bool:
+    # Mostly a state has many tensors in one place, and its modules in another.
+    return not all(issubclass(kind, torch.Tensor | int | float | str) for kind in set(map(type, values)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Region:
-    """A part of the state whose tensors belong together.
+class _Named:
+    """An optimizer's parameters by name, and the parameters that decided it, by ``id``."""
 
-    Attributes:
-        unit: what a tensor in it belongs to.
-        is_compared: whether every rank must hold the same.
-        is_own: whether it is this rank's alone.
-    """
+    modules: list[tuple[Path, list[str], list[int]]]
+    group_ids: list[list[int]]
+    groups: list[list[str]]
+    paths: dict[str, Path]
+    names: dict[int, str]
 
-    unit: str
-    is_compared: bool = False
-    is_own: bool = False
+
+@dataclass(slots=True)
+class _Memory:
+    """What is kept from one walk to the next."""
+
+    recall: Recall = field(default_factory=Recall)
+    reader: ModuleReader = field(default_factory=ModuleReader)
+    optimizers: dict[str, _Named] = field(default_factory=dict)
+    survey: Survey | None = None
+    facts: tuple[Any, ...] = ()
+    fingerprint: object = None
+    units: dict[str, str] = field(default_factory=dict)
+    comparable: list[str] = field(default_factory=list)
+
+    def note(self, captured: Captured, found: Found, seen: Survey) -> None:
+        """Complete a capture; what the last one had equal is shared with it."""
+        facts = (found.names, seen.shapes, seen.dtypes, seen.placements, found.regions, captured.aliases)
+        is_same = facts == self.facts
+        # Kept in any case: the next comparison is fast where these are the same objects.
+        self.facts, self.survey = facts, seen
+        if not is_same:
+            kept = [number for number, name in enumerate(found.names) if name not in captured.aliases]
+            of_kept = set(kept)
+            self.fingerprint = (
+                tuple(captured.tensors),
+                tuple(seen.shapes[number] for number in kept),
+                tuple(seen.dtypes[number] for number in kept),
+                tuple(placed for placed in seen.placements if placed[0] in of_kept),
+            )
+            self.units = {found.names[number]: found.regions[number].unit for number in kept}
+            self.comparable = [
+                found.names[number]
+                for number in kept
+                if found.regions[number].is_compared
+                and not is_distributed(found.tensors[number])
+                and found.tensors[number].nbytes <= MAX_COMPARED_BYTES
+            ]
+        captured.fingerprint, captured.units = self.fingerprint, self.units
+        captured._comparable = self.comparable
 
 
 class _Capture:
-    def __init__(self, state: Mapping[str, Any], rank: int) -> None:
+    def __init__(self, state: Mapping[str, Any], rank: int, memory: _Memory) -> None:
         self._state = state
         self._rank = rank
-        self._parameters = optim.name_parameters(find_modules(state))
+        self._memory = memory
         self._captured = Captured()
-        self._by_memory: dict[Any, str] = {}
-        self._encoder = Encoder(self._leaf)
-        self._region: _Region | None = None
+        self._found = Found()
+        self._encoder = Encoder(self._leaf, self._large)
+        self._walk = Walk(self._encoder, self._found, self._tensor_node, self._in_region)
+        self._region: Region | None = None
+        self._top_regions: dict[Any, Region] = {}
+        self._modules: dict[int, ModuleState] = {}
+        self._parameters: list[tuple[Path, ModuleState, list[int]]] = []
 
     def run(self) -> Captured:
         if not isinstance(self._state, Mapping):
             raise StateEncodingError(
                 "state", f"is a {type(self._state).__name__}; expected a dict such as {{'model': model}}"
             )
+        self._memory.recall.start()
+        # Before any optimizer: a module's hooks may put other parameters in place when it is read.
+        for path, module in find_modules(self._state):
+            read = self._read(module, path)
+            self._parameters.append((path, read, list(map(id, read.parameters))))
         self._captured.document = self._encoder.encode(dict(self._state), ())
-        self._captured.fingerprint = tuple(
-            (name, tensor.shape, tensor.dtype, str(getattr(tensor, "placements", "")))
-            for name, tensor in self._captured.tensors.items()
-        )
+        self._settle()
         return self._captured
 
-    @contextmanager
-    def _within(self, region: _Region) -> Iterator[None]:
-        """What is found meanwhile lies in a region, unless that is all within one rank's own."""
-        outer = self._region
-        if not (outer is not None and outer.is_own):
-            self._region = region
-        try:
-            yield
-        finally:
-            self._region = outer
+    # ----------------------------------------------------------------------------------- leaves
 
     def _leaf(self, value: Any, path: Path) -> Node | None:
         """The node of what the typed document has no form of its own for, or None."""
         if isinstance(value, torch.Tensor):
-            return node("tensor", self._tensor(value, path))
+            return self._tensor_node(value, path)
         if isinstance(value, np.ndarray):
             return array_node(value, lambda tensor: self._tensor(tensor, path))
         if isinstance(value, PerRank):
@@ -193,90 +254,159 @@ class _Capture:
             return node("stateful", self._encoder.encode(value.state_dict(), path))
         return None
 
+    def _large(self, mapping: Mapping[Any, Any], path: Path) -> list[Node] | None:
+        """The pairs of a dict that is worth remembering."""
+        if self._encoder.is_full:
+            return None
+        block = block_of(list(mapping), list(mapping.values()))
+        if block is None:
+            return None
+        return self._pairs("dict", block, path, lambda number: ((*path, block.keys[number]), None))
+
+    def _pairs(self, kind: str, block: Block, path: Path, place: Place) -> list[Node]:
+        where = kind, paths.spell(path)
+        return self._memory.recall.pairs(where, block, self._region, place, self._walk)
+
+    def _read(self, module: torch.nn.Module, path: Path) -> ModuleState:
+        read = self._modules.get(id(module))
+        if read is None:
+            try:
+                read = self._modules[id(module)] = self._memory.reader.read(module)
+            except RefusedError as refused:
+                raise StateEncodingError(key_path(path), str(refused)) from None
+            if not read.is_of_strings:
+                raise StateEncodingError(key_path(path), "its state_dict() does not go by names (strings)")
+        return read
+
     def _module(self, module: torch.nn.Module, path: Path) -> Node:
-        state_dict = module.state_dict()
-        if not all(isinstance(name, str) for name in state_dict):
-            raise StateEncodingError(key_path(path), "its state_dict() does not go by names (strings)")
-        # Versions tell a later release of a module how to read an older state; 1 goes without saying.
-        versions = {
-            prefix: dict(metadata)
-            for prefix, metadata in getattr(state_dict, "_metadata", {}).items()
-            if metadata != {"version": 1}
-        }
-        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        read = self._read(module, path)
         buffers = f"{paths.spell(path)}=buffers"
-        nodes: list[Node] = []
-        with self._within(_Region(unit=buffers, is_compared=True)):
-            nodes.append(self._encoder.encode(versions, path))
-        for name, value in state_dict.items():
+
+        def place(number: int) -> tuple[Path, Region]:
+            name = read.names[number]
             own_path = (*path, *paths.from_dotted(name))
-            region = _Region(
-                unit=paths.spell(own_path) if name in parameters else buffers,
-                is_compared=_is_extra(name),
-            )
-            with self._within(region):
-                nodes.append([name, self._encoder.encode(value, own_path)])
-        return node("module", nodes)
+            if read.are_parameters[number]:
+                return own_path, Region(unit=paths.spell(own_path))
+            return own_path, Region(unit=buffers, is_compared=is_extra(name))
+
+        versions = self._encoder.encode(read.versions, path)
+        # By its names alone, even where all values are dicts: their keys are no part of a tensor's name.
+        block = Block(keys=read.names, values=list(read.values), flags=read.are_parameters)
+        return node("module", [versions, *self._pairs("module", block, path, place)])
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> Node:
-        named = NamedParameters.of(optimizer, self._parameters)
-        state = optim.named_state(optimizer, named)
+        named = self._named(optimizer, path)
+        state = optim.read_state(optimizer, named.groups, named.names)
         encode = self._encoder.encode
+        names = list(state.state)
+
+        def place(number: int) -> tuple[Path, Region]:
+            own_path = (*path, "state", *named.paths[names[number]])
+            return own_path, Region(unit=paths.spell(own_path))
+
         pairs: list[Node] = []
-        for name, value in state.state.items():
-            own_path = (*path, "state", *named.paths[name])
-            with self._within(_Region(unit=paths.spell(own_path))):
-                pairs.append([name, encode(value, own_path)])
-        with self._within(_Region(unit=paths.spell(path[:1]))):
-            groups = encode(state.groups, (*path, "param_groups"))
+        if names:
+            values = list(state.state.values())
+            block = None if self._encoder.is_full else block_of(names, values)
+            pairs = self._pairs("optimizer", block or Block(keys=names, values=values), path, place)
+        with self._within(Region(unit=paths.spell(path[:1]))):
+            groups = []
+            for number, (group, own) in enumerate(zip(state.groups, named.groups, strict=True)):
+                options = {key: value for key, value in group.items() if key != "params"}
+                found = encode(options, (*path, "param_groups", number), below=1)
+                self._encoder.count(len(own))
+                groups.append(node("dict", [*found["v"], ["params", list(own)]]))
             other = encode(state.other_state, (*path, "state"))
             return node("optimizer", [groups, pairs, other, encode(state.extra, path)])
+
+    def _named(self, optimizer: torch.optim.Optimizer, path: Path) -> _Named:
+        """The optimizer's parameters by name, as they were last time where all parameters are the same."""
+        group_ids = [list(map(id, group["params"])) for group in optimizer.param_groups]
+        modules = [(where, read.parameter_names, ids) for where, read, ids in self._parameters]
+        where = paths.spell(path)
+        last = self._memory.optimizers.get(where)
+        if last is None or last.group_ids != group_ids or last.modules != modules:
+            known = optim.name_parameters([(at, read) for at, read, _ in self._parameters])
+            named = NamedParameters.of(optimizer, known)
+            flat = [name for group in named.groups for name in group]
+            last = _Named(
+                modules=modules,
+                group_ids=group_ids,
+                groups=[list(group) for group in named.groups],
+                paths=dict(named.paths),
+                names=dict(zip(chain.from_iterable(group_ids), flat, strict=True)),
+            )
+            self._memory.optimizers[where] = last
+        return last
 
     def _per_rank(self, value: PerRank, path: Path) -> Node:
         own_path = (*path, f"rank{self._rank}")
         name = paths.spell(path)
-        with self._within(_Region(unit=paths.spell(own_path), is_own=True)):
+        with self._within(Region(unit=paths.spell(own_path), is_own=True)):
             self._captured.rank_document.append([name, self._encoder.encode(value.value, own_path)])
         return node("per_rank", name)
 
+    # ---------------------------------------------------------------------------------- tensors
+
+    @contextmanager
+    def _within(self, region: Region) -> Iterator[None]:
+        """What is found meanwhile lies in a region, unless that is all within one rank's own."""
+        outer = self._region
+        if not (outer is not None and outer.is_own):
+            self._region = region
+        try:
+            yield
+        finally:
+            self._region = outer
+
+    def _in_region(self, region: Region | None, encode: Callable[[], Node]) -> Node:
+        if region is None:
+            return encode()
+        with self._within(region):
+            return encode()
+
+    def _tensor_node(self, tensor: torch.Tensor, path: Path) -> Node:
+        return node("tensor", self._tensor(tensor, path))
+
     def _tensor(self, tensor: torch.Tensor, path: Path) -> str:
-        """Take a tensor up under its path's name; return the name under which its memory is stored."""
-        stage.check_tensor(tensor, key_path(path))
+        """Take a tensor up under its path's name."""
         name = paths.spell(path)
-        if name in self._captured.tensors or name in self._captured.aliases:
-            raise StateEncodingError(key_path(path), f"its name {name!r} stands for another tensor too")
-        memory = _memory_of(tensor)
-        first = self._by_memory.setdefault(memory, name) if memory is not None else name
-        if first != name:
-            self._captured.aliases[name] = first
-            return name
-        # Held here for as long as the walk lasts, so that no address is used twice.
-        self._captured.tensors[name] = tensor
-        region = self._region or _Region(unit=paths.spell(path[:1]), is_compared=True)
-        self._captured.units[name] = region.unit
-        if region.is_compared and tensor.nbytes <= MAX_COMPARED_BYTES and not hasattr(tensor, "placements"):
-            self._captured.compared[name] = tensor
+        found = self._found
+        found.names.append(name)
+        # Held from here on for as long as the walk lasts, so that no address is used twice.
+        found.tensors.append(tensor)
+        found.paths.append(path)
+        found.regions.append(self._region or self._top_region(path))
         return name
 
+    def _top_region(self, path: Path) -> Region:
+        unit = paths.spell(path[:1])
+        if unit not in self._top_regions:
+            self._top_regions[unit] = Region(unit=unit, is_compared=True)
+        return self._top_regions[unit]
 
-def _is_extra(name: str) -> bool:
-    """Whether a module's ``state_dict()`` holds its ``get_extra_state()`` under this name."""
-    return name.rpartition(".")[2] == "_extra_state"
+    def _settle(self) -> None:
+        """Check all tensors, and find those that are one memory."""
+        found, captured = self._found, self._captured
+        seen = survey(found.tensors, found.paths, self._memory.survey)
+        captured.tensors = dict(zip(found.names, found.tensors, strict=True))
+        if len(captured.tensors) != len(found.names):
+            self._refuse_double_names()
+        aliases: dict[str, str] = {}
+        for group in seen.shared:
+            # What one rank has of its own must not be the only name of what all ranks share.
+            for is_own in (False, True):
+                names = [found.names[n] for n in group if found.regions[n].is_own == is_own]
+                aliases.update(dict.fromkeys(names[1:], names[0]) if names else {})
+        # In the order of the walk, not of the first of each group.
+        captured.aliases = {name: aliases[name] for name in found.names if name in aliases} if aliases else {}
+        for alias in captured.aliases:
+            del captured.tensors[alias]
+        self._memory.note(captured, found, seen)
 
-
-def _memory_of(tensor: torch.Tensor) -> Any:
-    """A key that two tensors share exactly when they are the same view of the same memory."""
-    local = stage.local_tensor(tensor)
-    if local.numel() == 0:
-        return None
-    return (
-        local.device,
-        local.data_ptr(),
-        local.dtype,
-        tuple(local.shape),
-        local.stride(),
-        local.is_conj(),
-        local.is_neg(),
-        tuple(tensor.shape),
-        str(getattr(tensor, "placements", "")),
-    )
+    def _refuse_double_names(self) -> None:
+        seen = set()
+        for name, path in zip(self._found.names, self._found.paths, strict=True):
+            if name in seen:
+                raise StateEncodingError(key_path(path), f"its name {name!r} stands for another tensor too")
+            seen.add(name)

@@ -27,6 +27,7 @@ from strongroom.registry import registration_for
 
 __all__ = [
     "DEFAULT_FACTORIES",
+    "LARGE",
     "MAX_DEPTH",
     "MAX_JSON_DEPTH",
     "MAX_VALUES",
@@ -45,7 +46,13 @@ MAX_VALUES: Final = 4_000_000
 """Values in one document: what holds more belongs in a tensor. Stops shared lists from multiplying."""
 
 
+LARGE: Final = 64
+"""Entries of a dict that is worth looking at as a whole."""
+
+
 Leaf = Callable[[Any, Path], Node | None]
+
+Large = Callable[[Mapping[Any, Any], Path], "list[Node] | None"]
 
 
 class Encoder:
@@ -56,17 +63,30 @@ class Encoder:
     Args:
         leaf: asked for every value that has no spelling here, and for every NumPy array, with
             its path: a node, or None where it knows no better. It may call `encode` again.
+        large: asked for every dict of at least `LARGE` entries, with its path: the pairs of its
+            node, or None. It calls `count` for them, and may call `encode` again.
     """
 
-    def __init__(self, leaf: Leaf | None = None) -> None:
+    def __init__(self, leaf: Leaf | None = None, large: Large | None = None) -> None:
         self._leaf = leaf
+        self._large = large
         self._path: list[Any] = []
         self._depth = 0
         self._values = 0
         self._is_within_key = False
 
-    def encode(self, value: Any, path: Sequence[Any] = ()) -> Node:
+    @property
+    def is_full(self) -> bool:
+        """Whether no container may stand in the one that is encoded now."""
+        return self._depth >= MAX_DEPTH
+
+    def encode(self, value: Any, path: Sequence[Any] = (), *, below: int = 0) -> Node:
         """The node of a value that stands at this path.
+
+        Args:
+            value: what is encoded.
+            path: where it stands.
+            below: containers between it and the one that is encoded now.
 
         Raises:
             StateEncodingError: it holds something without a safe encoding, contains itself, or
@@ -74,6 +94,7 @@ class Encoder:
         """
         outer = self._path, self._depth, self._is_within_key
         self._path = list(path)
+        self._depth += below
         try:
             return self._node(value)
         except RefusedError as refused:
@@ -119,7 +140,8 @@ class Encoder:
             )
         raise RefusedError(_advice(value))
 
-    def _count(self, more: int) -> None:
+    def count(self, more: int) -> None:
+        """Note that the document holds so many values more."""
         self._values += more
         if self._values > MAX_VALUES:
             raise RefusedError(
@@ -128,7 +150,7 @@ class Encoder:
             )
 
     def _nodes(self, values: Sequence[Any]) -> list[Node]:
-        self._count(len(values))
+        self.count(len(values))
         path = self._path
         nodes = []
         for index, item in enumerate(values):
@@ -138,8 +160,12 @@ class Encoder:
         return nodes
 
     def _pairs(self, mapping: Mapping[Any, Any]) -> list[Node]:
-        self._count(2 * len(mapping))
         path = self._path
+        if self._large is not None and len(mapping) >= LARGE and not self._is_within_key:
+            found = self._large(mapping, tuple(path))
+            if found is not None:
+                return found
+        self.count(2 * len(mapping))
         pairs = []
         for key, item in list(mapping.items()):
             key_node = key if type(key) is str and key.isascii() else self._hashed(key, "a key")
@@ -149,7 +175,7 @@ class Encoder:
         return pairs
 
     def _named(self, attributes: Mapping[str, Any]) -> list[Node]:
-        self._count(len(attributes))
+        self.count(len(attributes))
         pairs = []
         for name, item in list(attributes.items()):
             if type(name) is not str:
@@ -174,7 +200,7 @@ class Encoder:
         return node("tuple", self._nodes(value))
 
     def _set(self, value: set[Any] | frozenset[Any]) -> Node:
-        self._count(len(value))
+        self.count(len(value))
         # A set's own order differs from process to process.
         elements = sorted((self._hashed(item, "an element") for item in value), key=canonical.encode)
         return node(type(value).__name__, elements)
@@ -225,7 +251,7 @@ class Encoder:
             raise RefusedError(
                 f"the registered encoding of {registration.name!r} failed: {type(error).__name__}: {error}"
             ) from error
-        self._count(1)
+        self.count(1)
         found = self._deeper(Encoder._fields, parts) if registration.has_fields else self._node(parts)
         return node("object", [registration.name, found])
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from strongroom.modules import read_module
 from strongroom.optim import NamedParameters, load_named_state, name_parameters, named_state, state_target
 
 
 def named(model: nn.Module, optimizer: optim.Optimizer, path: Any = ("model",)) -> NamedParameters:
-    return NamedParameters.of(optimizer, name_parameters([(path, model)]))
+    return NamedParameters.of(optimizer, name_parameters([(path, read_module(model))]))
 
 
 def test_parameters_are_named_by_the_module_they_stand_in() -> None:
@@ -34,7 +35,9 @@ def test_what_stands_in_no_module_is_named_by_group_and_position() -> None:
 def test_a_tied_parameter_has_the_first_name_it_is_found_under() -> None:
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     model[1].weight = model[0].weight
-    assert list(name_parameters([(("a",), model), (("b",), model)]).values()) == [("a", "0", "weight")]
+    assert list(name_parameters([(path, read_module(model)) for path in (("a",), ("b",))]).values()) == [
+        ("a", "0", "weight")
+    ]
 
 
 def test_state_goes_by_name_and_comes_back_as_numbers() -> None:

@@ -1,0 +1,175 @@
+"""Many tensors looked at together: whether each can be stored, and which are one memory.
+
+What is asked of every tensor of a state is asked in lists, since training waits for it.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+
+from strongroom import dtypes, stage
+from strongroom.errors import StateEncodingError
+from strongroom.keypath import Path, key_path
+
+__all__ = ["Survey", "is_distributed", "is_sharded", "memory_of", "survey"]
+
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was found out, in lists of one entry a tensor.
+
+    Attributes:
+        shapes, dtypes: of each.
+        placements: for each tensor that is distributed, its position and how it is.
+        shared: positions of tensors that show the same of the same memory, in order.
+    """
+
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    placements: list[Any]
+    shared: list[list[int]]
+
+
+_shape_of: Final = attrgetter("shape")
+
+
+def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey | None = None) -> Survey:
+    """Look at tensors.
+
+    Args:
+        tensors: what is to be stored.
+        paths: where each stands, for errors.
+        last: what was found out last time; what is equal is shared with it.
+
+    Raises:
+        StateEncodingError: one cannot be stored; names the first.
+    """
+    kinds = list(map(type, tensors))
+    placements: list[Any] = []
+    held: Sequence[torch.Tensor] = tensors
+    if not set(kinds) <= _PLAIN:
+        held, placements = _held(tensors, kinds, paths)
+    try:
+        addresses = list(map(torch.Tensor.data_ptr, held))
+        kept_dtypes = [tensor.dtype for tensor in held]
+        # Compared one by one: as many tuples at once would set off Python's garbage collector.
+        if last is not None and len(last.shapes) == len(tensors):
+            is_same = all(map(operator.eq, map(_shape_of, tensors), last.shapes))
+        else:
+            is_same = False
+        shapes = last.shapes if last is not None and is_same else list(map(_shape_of, tensors))
+    except RuntimeError:
+        _refuse_first(held, paths)
+        raise
+    if any(dtypes.dtype_name(dtype) is None for dtype in set(kept_dtypes)):
+        _refuse_first(held, paths)
+    if 0 in addresses:
+        # Empty; or without memory at all, as on the meta device.
+        empty = [address == 0 for address in addresses]
+        _refuse_first(compress(held, empty), compress(paths, empty))
+    return Survey(
+        shapes=shapes, dtypes=kept_dtypes, placements=placements, shared=_shared(tensors, held, addresses)
+    )
+
+
+def _held(
+    tensors: Sequence[torch.Tensor], kinds: list[type], paths: Sequence[Path]
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """The part of each tensor that this process holds, and how those that are distributed are."""
+    held = list(tensors)
+    placements: list[Any] = []
+    with torch.no_grad():
+        for position, (tensor, kind) in enumerate(zip(tensors, kinds, strict=True)):
+            if kind in _PLAIN:
+                continue
+            if is_sharded(tensor):
+                held[position] = _held_shard(tensor, paths[position])
+                placements.append((position, str(tensor.metadata())))  # type: ignore[attr-defined]
+                continue
+            stage.check_tensor(tensor, key_path(paths[position]))
+            local = stage.local_tensor(tensor)
+            if type(local) not in _PLAIN:
+                wait = getattr(local, "wait", None)  # a collective that has not ended
+                local = wait() if wait is not None else local
+            if type(local) not in _PLAIN:
+                raise StateEncodingError(
+                    key_path(paths[position]),
+                    f"a distributed tensor whose part here is of the subclass {type(local).__qualname__} is "
+                    f"not carried",
+                )
+            held[position] = local
+            placements.append((position, tensor.placements, tensor.device_mesh))  # type: ignore[attr-defined]
+    return held, placements
+
+
+def _held_shard(tensor: Any, path: Path) -> torch.Tensor:
+    shards = tensor.local_shards()
+    if len(shards) > 1:
+        raise StateEncodingError(
+            key_path(path), f"a ShardedTensor with {len(shards)} pieces in one process is not carried"
+        )
+    if not shards:
+        return torch.empty(0, dtype=tensor.dtype)
+    local: torch.Tensor = shards[0].tensor
+    stage.check_tensor(local, key_path(path))
+    return local
+
+
+def _refuse_first(tensors: Iterable[torch.Tensor], paths: Iterable[Path]) -> None:
+    for tensor, path in zip(tensors, paths, strict=True):
+        stage.check_tensor(tensor, key_path(path))
+
+
+def _shared(
+    tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor], addresses: list[int]
+) -> list[list[int]]:
+    if len(set(addresses)) == len(addresses):
+        return []
+    counts = Counter(addresses)
+    several = {address for address, count in counts.items() if count > 1}
+    groups: dict[Any, list[int]] = {}
+    for position in compress(range(len(addresses)), map(several.__contains__, addresses)):
+        memory = memory_of(tensors[position], held[position])
+        if memory is not None:
+            groups.setdefault(memory, []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def memory_of(tensor: torch.Tensor, local: torch.Tensor) -> Any:
+    """A key that two tensors share exactly when they are the same view of the same memory; None: of none."""
+    if local.numel() == 0:
+        return None
+    return (
+        local.device,
+        local.data_ptr(),
+        local.dtype,
+        tuple(local.shape),
+        local.stride(),
+        local.is_conj(),
+        local.is_neg(),
+        tuple(tensor.shape),
+        str(getattr(tensor, "placements", "")),
+    )
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether other ranks may hold other parts of it."""
+    return type(tensor) not in _PLAIN and (hasattr(tensor, "placements") or is_sharded(tensor))
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a `ShardedTensor`, which torch's older sharding makes."""
+    home = sys.modules.get("torch.distributed._shard.sharded_tensor.api")
+    kind = getattr(home, "ShardedTensor", None)
+    return kind is not None and isinstance(tensor, kind)
