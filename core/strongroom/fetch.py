@@ -11,12 +11,15 @@ Fetching changes targets as it goes. Who calls decides what that means when it f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,18 +44,17 @@ Bytes = npt.NDArray[np.uint8]
 _RUN_BLOCKS: Final = 4
 """Blocks read by one call: 4 MiB, enough to keep a disk busy and small enough to stay in cache."""
 
+_TASK_BYTES: Final = 16 * BLOCK_BYTES
+"""What one thread does of a file at a time."""
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
+
+class _Extent(NamedTuple):
     """A run of file bytes and the memory that they fill; ``owner`` names the target if it is that memory."""
 
     start: int
+    end: int
     target: Bytes
     owner: str | None
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,15 @@ def fetch(
         record = records[item.dest_index.fqn]
         chunk = record.chunks[chunk_number(record, item.storage_index)]
         _add_extent(extents[chunk.path], scattered, item, target, chunk, record.dtype)
-    tasks = [
-        _Task(opened, path, runs, touched)
-        for path, file_extents in extents.items()
-        for runs in _split(opened.manifest.algorithm, sorted(file_extents, key=lambda extent: extent.start))
-    ]
-    read_bytes = sum(run_all([task.run for task in tasks], workers=workers, name="strongroom-fetch"))
+    scratches = _Scratches()
+    tasks: list[Callable[[], int]] = []
+    with contextlib.ExitStack() as files:
+        for path, found in extents.items():
+            found.sort(key=_start_of)
+            parts = _split(opened.manifest.algorithm, found)
+            file = files.enter_context(_File(opened, path, len(parts), scratches, touched))
+            tasks += [partial(file.read, part) for part in parts]
+        read_bytes = sum(run_all(tasks, workers=workers, name="strongroom-fetch"))
     with torch.no_grad():
         for read in scattered:
             touched.add(read.owner)
@@ -122,10 +127,10 @@ def _add_extent(
     start = chunk.start + first * row_bytes
     is_whole_rows = all(length == size for length, size in zip(lengths[1:], chunk.sizes[1:], strict=True))
     if is_whole_rows and target.device.type == "cpu" and target.is_contiguous() and not _is_lazy(target):
-        extents.append(_Extent(start, _bytes_of(target), item.dest_index.fqn))
+        extents.append(_Extent(start, start + target.nbytes, _bytes_of(target), item.dest_index.fqn))
         return
     buffer = torch.empty((rows, *chunk.sizes[1:]) if lengths else (), dtype=torch_dtype(dtype), device="cpu")
-    extents.append(_Extent(start, _bytes_of(buffer), None))
+    extents.append(_Extent(start, start + buffer.nbytes, _bytes_of(buffer), None))
     for dimension in range(1, len(lengths)):
         buffer = buffer.narrow(dimension, offsets[dimension], lengths[dimension])
     scattered.append(_Scattered(buffer, target, item.dest_index.fqn))
@@ -137,63 +142,154 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    # Not reshape: a tensor of one element counts as contiguous whatever its strides, and keeps them.
+    flat: Bytes = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return flat
+
+
+def _start_of(extent: _Extent) -> int:
+    return extent.start
 
 
 def _split(algorithm: DigestAlgorithm, extents: list[_Extent]) -> list[list[_Extent]]:
     """Cut a file's extents into tasks that threads can share; ``sha256`` needs the file as one."""
     if algorithm == "sha256" or not extents:
-        return [extents]
-    span = max(_RUN_BLOCKS * BLOCK_BYTES, 16 * BLOCK_BYTES)
+        return [extents] if extents else []
     parts: dict[int, list[_Extent]] = defaultdict(list)
     for extent in extents:
-        position = extent.start
-        while position < extent.end:
-            part = position // span
-            end = min(extent.end, (part + 1) * span)
-            piece = extent.target[position - extent.start : end - extent.start]
-            parts[part].append(_Extent(position, piece, extent.owner))
-            position = end
+        position, end, target, owner = extent
+        part = position // _TASK_BYTES
+        if end <= (part + 1) * _TASK_BYTES:
+            parts[part].append(extent)
+            continue
+        while position < end:
+            part = position // _TASK_BYTES
+            stop = min(end, (part + 1) * _TASK_BYTES)
+            piece = target[position - extent.start : stop - extent.start]
+            parts[part].append(_Extent(position, stop, piece, owner))
+            position = stop
     return [parts[part] for part in sorted(parts)]
 
 
-class _Task:
-    """Some extents of one file, read by one thread."""
+class _Scratches:
+    """Memory that blocks are read into: one piece a thread, used again and again.
+
+    Fresh pages for each task would cost about as much as hashing what is read into them.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Bytes] = []
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Bytes]:
+        # Of a list these two are atomic, so that no two threads are given the same piece.
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+        try:
+            yield scratch
+        finally:
+            self._free.append(scratch)
+
+
+class _CopyOut:
+    """Copies verified bytes to their targets; asked for ranges that grow, it looks at no extent twice."""
+
+    def __init__(self, extents: list[_Extent], touched: set[str]) -> None:
+        self._extents = extents
+        self._touched = touched
+        self._next = 0
+        self._begun: list[_Extent] = []
+
+    def copy(self, start: int, data: Bytes) -> None:
+        """Copy the file's bytes from ``start`` on to whatever they belong to."""
+        end = start + len(data)
+        extents, touched, position = self._extents, self._touched, self._next
+        begun, self._begun = self._begun, []
+        for extent in begun:
+            self._copy(extent, start, end, data)
+        while position < len(extents) and extents[position].start < end:
+            extent = extents[position]
+            position += 1
+            if extent.owner is not None:
+                touched.add(extent.owner)
+            self._copy(extent, start, end, data)
+        self._next = position
+
+    def _copy(self, extent: _Extent, start: int, end: int, data: Bytes) -> None:
+        low, high = max(start, extent.start), min(end, extent.end)
+        np.copyto(extent.target[low - extent.start : high - extent.start], data[low - start : high - start])
+        if extent.end > end:
+            self._begun.append(extent)
+
+
+class _File:
+    """One shard, opened by whichever thread comes first and closed after the last; read in parts."""
 
     def __init__(
-        self, opened: OpenedCheckpoint, path: str, extents: list[_Extent], touched: set[str]
+        self, opened: OpenedCheckpoint, path: str, parts: int, scratches: _Scratches, touched: set[str]
     ) -> None:
         self._opened = opened
         self._manifest = opened.manifest
         self._record = opened.record(path)
+        self._parts_left = parts
+        self._scratches = scratches
         self._touched = touched
         self._blocks = opened.index.files[path].block_digests
-        self._extents = extents
         self._what = f"{path} of {opened.manifest.name}"
+        self._lock = threading.Lock()
+        self._reader: ObjectReader | None = None
 
-    def run(self) -> int:
-        if not self._extents:
-            return 0
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what is still open, because another part or file failed."""
+        self._close()
+
+    def read(self, extents: list[_Extent]) -> int:
+        """Read, verify and copy out one part; how many bytes were read. Runs on any thread."""
         try:
-            with self._opened.store.open_reader(
-                layout.data_key(self._manifest.name, self._record.path)
-            ) as reader:
-                if reader.size_bytes != self._record.size_bytes:
-                    raise IntegrityError(
-                        f"{self._what} has {reader.size_bytes} bytes, the manifest says "
-                        f"{self._record.size_bytes}; {ADVICE}"
-                    )
+            reader = self._open()
+            with self._scratches.one() as scratch:
+                copy_out = _CopyOut(extents, self._touched)
                 if self._manifest.algorithm == "sha256":
-                    return self._run_whole(reader)
-                return self._run_blocks(reader)
+                    read_bytes = self._read_whole(reader, scratch, copy_out)
+                else:
+                    read_bytes = self._read_blocks(reader, extents, scratch, copy_out)
         except ObjectNotFoundError:
             raise self._opened.missing(self._record) from None
+        with self._lock:
+            self._parts_left -= 1
+            is_last = self._parts_left == 0
+        if is_last:
+            self._close()
+        return read_bytes
 
-    def _run_blocks(self, reader: ObjectReader) -> int:
-        scratch: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+    def _open(self) -> ObjectReader:
+        with self._lock:
+            if self._reader is None:
+                key = layout.data_key(self._manifest.name, self._record.path)
+                self._reader = self._opened.store.open_reader(key)
+            if self._reader.size_bytes != self._record.size_bytes:
+                raise IntegrityError(
+                    f"{self._what} has {self._reader.size_bytes} bytes, the manifest says "
+                    f"{self._record.size_bytes}; {ADVICE}"
+                )
+            return self._reader
+
+    def _close(self) -> None:
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _read_blocks(
+        self, reader: ObjectReader, extents: list[_Extent], scratch: Bytes, copy_out: _CopyOut
+    ) -> int:
         read_bytes = 0
-        for first, count in self._block_runs():
+        for first, count in _block_runs(extents):
             start = first * BLOCK_BYTES
             length = min(count * BLOCK_BYTES, self._record.size_bytes - start)
             self._fill(reader, start, scratch[:length])
@@ -210,43 +306,25 @@ class _Task:
                     )
             if first == 0:
                 self._check_header(scratch[:length])
-            self._copy_out(start, scratch[:length])
+            copy_out.copy(start, scratch[:length])
             read_bytes += length
         return read_bytes
 
-    def _run_whole(self, reader: ObjectReader) -> int:
+    def _read_whole(self, reader: ObjectReader, scratch: Bytes, copy_out: _CopyOut) -> int:
         hasher = hashlib.sha256()
-        scratch: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
         for start in range(0, self._record.size_bytes, len(scratch)):
             piece = scratch[: min(len(scratch), self._record.size_bytes - start)]
             self._fill(reader, start, piece)
             hasher.update(piece.data)
             if start == 0:
                 self._check_header(piece)
-            self._copy_out(start, piece)
+            copy_out.copy(start, piece)
         found = Digest("sha256", hasher.digest())
         if not found.matches(self._record.digest):
             raise IntegrityError(
                 f"{self._what}: stored digest {found} is not the manifest's {self._record.digest}; {ADVICE}"
             )
         return self._record.size_bytes
-
-    def _block_runs(self) -> list[tuple[int, int]]:
-        """The blocks that the extents touch, as (first, count), neighbours joined."""
-        runs: list[tuple[int, int]] = []
-        for extent in self._extents:
-            first = extent.start // BLOCK_BYTES
-            last = (extent.end - 1) // BLOCK_BYTES
-            if runs and first <= runs[-1][0] + runs[-1][1]:
-                begin = runs[-1][0]
-                runs[-1] = (begin, max(runs[-1][1], last - begin + 1))
-            else:
-                runs.append((first, last - first + 1))
-        return [
-            (begin, min(_RUN_BLOCKS, first + count - begin))
-            for first, count in runs
-            for begin in range(first, first + count, _RUN_BLOCKS)
-        ]
 
     def _fill(self, reader: ObjectReader, start: int, target: Bytes) -> None:
         filled = reader.read_into(start, target.data)
@@ -265,13 +343,22 @@ class _Task:
             )
             check_binding(header.metadata, self._manifest.run, self._manifest.name, self._what)
 
-    def _copy_out(self, start: int, data: Bytes) -> None:
-        end = start + len(data)
-        for extent in self._extents:
-            low, high = max(start, extent.start), min(end, extent.end)
-            if low < high:
-                if extent.owner is not None:
-                    self._touched.add(extent.owner)
-                np.copyto(
-                    extent.target[low - extent.start : high - extent.start], data[low - start : high - start]
-                )
+
+def _block_runs(extents: list[_Extent]) -> list[tuple[int, int]]:
+    """The blocks that extents touch, as (first, count), neighbours joined up to `_RUN_BLOCKS`."""
+    runs: list[tuple[int, int]] = []
+    stop = 0
+    for extent in extents:
+        first, last = extent.start // BLOCK_BYTES, (extent.end - 1) // BLOCK_BYTES
+        if first > stop or not runs:
+            runs.append((first, last + 1))
+        elif last < stop:
+            continue
+        else:
+            runs[-1] = (runs[-1][0], last + 1)
+        stop = last + 1
+    return [
+        (begin, min(_RUN_BLOCKS, stop - begin))
+        for first, stop in runs
+        for begin in range(first, stop, _RUN_BLOCKS)
+    ]

@@ -10,13 +10,17 @@ A `Stage` serves one save at a time; the checkpointer sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import mmap
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from strongroom import dtypes
-from strongroom.errors import StateEncodingError
+from strongroom.errors import ConfigError, StateEncodingError
 from strongroom.shards import ChunkSpec, ShardLayout, lay_out
 
 __all__ = ["Stage", "StagedShard", "check_tensor", "local_tensor"]
@@ -35,6 +39,10 @@ class StagedShard:
         return [self.image]
 
 
+_CAT_DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "C64"})
+"""What `torch.cat` joins on every supported torch: not each knows the eight-bit floats and wide unsigned."""
+
+
 class Stage:
     """Reusable host buffers for one rank's chunks."""
 
@@ -43,7 +51,9 @@ class Stage:
         self._parts = parts
         self._key: tuple[ChunkSpec, ...] | None = None
         self._shards: list[StagedShard] = []
-        self._views: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._rows: list[_Rows] = []
+        self._single: _Singles = _Singles((), ())
 
     @property
     def size_bytes(self) -> int:
@@ -51,22 +61,13 @@ class Stage:
         return sum(len(shard.image) for shard in self._shards)
 
     def prepare(self, specs: Sequence[ChunkSpec], metadata: Mapping[str, str]) -> None:
-        """Lay out and allocate for chunks of these shapes; does nothing where they are the last ones."""
-        key = tuple(specs)
-        if key == self._key:
-            return
-        # Free the old buffers first, so that two states are never held at once.
-        self._key, self._shards, self._views = None, [], []
-        shards = []
-        places: dict[ChunkSpec, torch.Tensor] = {}
-        for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
-            # Named, since a program may have set another default device.
-            buffer = torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
-            for chunk, start in zip(shard.chunks, shard.starts, strict=True):
-                raw = buffer[start : start + chunk.size_bytes]
-                places[chunk] = raw.view(dtypes.torch_dtype(chunk.dtype)).view(chunk.sizes)
-            shards.append(StagedShard(layout=shard, image=buffer.numpy().data))
-        self._key, self._shards, self._views = key, shards, [places[spec] for spec in key]
+        """Lay out and allocate for chunks of these shapes; does nothing where they are the last ones.
+
+        Every page is touched, so that the copy that follows waits for no page fault.
+        """
+        if self._lay_out(specs, metadata):
+            for buffer in self._buffers:
+                buffer[:: mmap.PAGESIZE].zero_()
 
     def copy(
         self, specs: Sequence[ChunkSpec], tensors: Sequence[torch.Tensor], metadata: Mapping[str, str]
@@ -75,19 +76,139 @@ class Stage:
 
         Args:
             specs: what is stored, one a tensor.
-            tensors: the chunks' data, on any device, of any stride.
+            tensors: the chunks' data, of the chunks' sizes and dtypes, on any device, of any stride.
             metadata: any binding of the run.
         """
-        self.prepare(specs, metadata)
+        self._lay_out(specs, metadata)
+        if len(tensors) != len(specs):
+            raise ConfigError(f"{len(tensors)} tensors were given for {len(specs)} chunks")
         with torch.no_grad():
-            targets, sources = [], []
-            for target, source in zip(self._views, tensors, strict=True):
-                if target.numel():
-                    targets.append(target)
-                    sources.append(source)
-            if targets:
-                torch._foreach_copy_(targets, sources)
+            left: list[_Rows] = []
+            for rows in self._rows:
+                try:
+                    torch.cat(rows.pick(tensors), out=rows.target)
+                except (RuntimeError, TypeError):
+                    # They lie on several devices, or not on the CPU: one by one they can be copied.
+                    left.append(rows)
+            for single in (self._single, *(rows.singles for rows in left)):
+                if single.targets:
+                    torch._foreach_copy_(single.targets, single.pick(tensors))
         return self._shards
+
+    def _lay_out(self, specs: Sequence[ChunkSpec], metadata: Mapping[str, str]) -> bool:
+        """Lay out and allocate, where these are not the last ones; whether it did."""
+        key = tuple(specs)
+        if key is self._key or key == self._key:
+            return False
+        # Free the old buffers first, so that two states are never held at once.
+        self._key, self._shards, self._buffers, self._rows = None, [], [], []
+        self._single = _Singles((), ())
+        shards, buffers, rows = [], [], []
+        targets: list[torch.Tensor] = []
+        numbers: list[int] = []
+        number_of = {spec: number for number, spec in enumerate(key)}
+        for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
+            # Named, since a program may have set another default device.
+            buffer = torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
+            places = [
+                (chunk, start, number_of[chunk])
+                for chunk, start in zip(shard.chunks, shard.starts, strict=True)
+                if chunk.size_bytes
+            ]
+            for group in _groups(places):
+                if len(group) >= _MIN_ROWS:
+                    rows.append(_Rows.of(buffer, group))
+                    continue
+                for chunk, start, number in group:
+                    targets.append(_view(buffer, chunk, start))
+                    numbers.append(number)
+            shards.append(StagedShard(layout=shard, image=buffer.numpy().data))
+            buffers.append(buffer)
+        self._single = _Singles(tuple(targets), tuple(numbers))
+        self._key, self._shards, self._buffers, self._rows = key, shards, buffers, rows
+        return True
+
+
+_Place = tuple[ChunkSpec, int, int]
+"""A chunk that is not empty, where it starts in its shard, and its number among the chunks given."""
+
+_MAX_ROW_BYTES: Final = 16 << 10
+"""Of a chunk that is copied with its neighbours: below, what a copy costs is mostly the call."""
+
+_MAX_ROWS_ELEMENTS: Final = (1 << 15) - 1
+"""Copied by one call. From 32,768 elements on (``at::internal::GRAIN_SIZE``) `torch.cat` shares the work
+between threads, and has no fast path for many inputs."""
+
+_MIN_ROWS: Final = 8
+"""Neighbours that are worth a call of their own."""
+
+
+def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
+    """Cut a shard's chunks into runs of neighbours that one `torch.cat` along the first dimension joins."""
+    group: list[_Place] = []
+    kind: object = None
+    elements = 0
+    for place in places:
+        chunk = place[0]
+        size = math.prod(chunk.sizes)
+        is_small = chunk.sizes and chunk.size_bytes <= _MAX_ROW_BYTES and chunk.dtype in _CAT_DTYPES
+        found = (chunk.dtype, chunk.sizes[1:]) if is_small else None
+        if group and (found is None or found != kind or elements + size > _MAX_ROWS_ELEMENTS):
+            yield group
+            group, elements = [], 0
+        group.append(place)
+        kind = found
+        elements += size
+    if group:
+        yield group
+
+
+def _view(buffer: torch.Tensor, chunk: ChunkSpec, start: int) -> torch.Tensor:
+    """A chunk's place in a shard's buffer, as a tensor of the chunk's dtype and shape."""
+    raw = buffer[start : start + chunk.size_bytes]
+    return raw.view(dtypes.torch_dtype(chunk.dtype)).view(chunk.sizes)
+
+
+class _Singles:
+    """Chunks that are copied one by one, and which of the tensors go there."""
+
+    def __init__(self, targets: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
+        self.targets = targets
+        self.pick = _picker(numbers)
+
+
+class _Rows:
+    """Small neighbours in a shard, which one call fills."""
+
+    def __init__(self, target: torch.Tensor, singles: Callable[[], _Singles], numbers: Sequence[int]) -> None:
+        self.target = target
+        self.pick = _picker(numbers)
+        self._singles = singles
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor, group: Sequence[_Place]) -> _Rows:
+        first, start, _ = group[0]
+        rows = sum(chunk.sizes[0] for chunk, _, _ in group)
+        end = start + sum(chunk.size_bytes for chunk, _, _ in group)
+        whole = buffer[start:end].view(dtypes.torch_dtype(first.dtype)).view(rows, *first.sizes[1:])
+        numbers = tuple(number for _, _, number in group)
+
+        def singles() -> _Singles:
+            return _Singles(tuple(_view(buffer, chunk, at) for chunk, at, _ in group), numbers)
+
+        return cls(whole, singles, numbers)
+
+    @property
+    def singles(self) -> _Singles:
+        """The same, one by one."""
+        return self._singles()
+
+
+def _picker(numbers: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+    """Picks items of a sequence by their numbers, in one call."""
+    if len(numbers) < 2:
+        return lambda tensors: tuple(tensors[number] for number in numbers)
+    return operator.itemgetter(*numbers)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
