@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from strongroom import layout, parallel, retention, sweep
 from strongroom import restore as restoring
+from strongroom.budget import check_budget
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import (
     SYSTEM_CLOCK,
@@ -193,6 +194,8 @@ class Checkpointer:
             their own.
         when_busy: what a save does while the one before it is still being written: ``"wait"``, or
             ``"skip"`` (a handle with ``skipped`` set, and a `SaveSkipped` event).
+        memory_budget: bytes of host memory that this process's copy of the state may take. What
+            has no room is written while `save` waits. None: what the host has available.
         clock: the time.
         draw: random hex digits for ``n`` bytes.
 
@@ -216,6 +219,7 @@ class Checkpointer:
         init_from: str | os.PathLike[str] | Store | None = None,
         process_group: Any = None,
         when_busy: str = "wait",
+        memory_budget: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
@@ -249,7 +253,7 @@ class Checkpointer:
                 raise ConfigError(f"init_from is the root itself, {other.uri}; it must be another run's")
             history = Catalog(other).history
             self._sources.append(Source(store=other, read_history=history, is_other=True))
-        self._stager = Stager(self._ranks, parts=self._workers)
+        self._stager = Stager(self._ranks, parts=self._workers, budget_bytes=check_budget(memory_budget))
         self._owners = Owners(self._ranks.world_size)
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
@@ -328,7 +332,10 @@ class Checkpointer:
         )
         try:
             self._stager.learn(said, own)
-            staged = self._stager.take(binding(turn.launch.run, name))
+            staged = self._stager.take(
+                binding(turn.launch.run, name),
+                lambda layout, pieces: attempt.write(layout.path, pieces, length_bytes=layout.size_bytes),
+            )
         except BaseException as error:
             self._give_up(attempt, error)
             raise
@@ -356,6 +363,7 @@ class Checkpointer:
         """Let the other ranks know that this one could not stage its part; they wait for it already."""
         self._stager.forget()
         if self._ranks.is_alone:
+            attempt.abort()
             return
         handle = SaveHandle(attempt.name.step)
         # The caller is about to see the error itself.
@@ -515,8 +523,9 @@ class Checkpointer:
         """Start the background half."""
         job: Future[None] = Future()
         before = self._last
-        # Connected here, where a fault is still the caller's to see.
-        self._ranks.lane("background").open()
+        if not self._ranks.is_alone:
+            # Connected here, where a fault is still the caller's to see.
+            self._ranks.lane("background").open(within_s=self._timeout_s)
         try:
             # Known before it begins: an interrupt must not lose sight of what uses the buffers.
             self._in_flight = _InFlight(name=attempt.name, handle=handle, job=job, deadline=attempt.deadline)

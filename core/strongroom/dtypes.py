@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPE_BYTES", "DTYPE_CODES", "dtype_name", "torch_dtype"]
+__all__ = ["DTYPE_BYTES", "DTYPE_CODES", "bytes_of", "dtype_name", "torch_dtype"]
 
 DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1,
@@ -77,3 +77,12 @@ def torch_dtype(name: str) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str | None:
     """The stored name of a torch type, or None where it cannot be carried."""
     return _tables()[1].get(dtype)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU that is neither a pending conjugate nor negation."""
+    import torch
+
+    # Not reshape: a tensor of one element counts as contiguous whatever its strides, and keeps them.
+    data: memoryview = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+    return data

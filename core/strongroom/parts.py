@@ -205,12 +205,10 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
         workers=workers,
         name="strongroom-shard",
     )
-    index = partial_index(
-        staged.plan,
-        [(shard.layout, file.block_digests) for shard, file in zip(staged.shards, written, strict=True)],
-        {},
-    )
-    records = [file.record for file in written]
+    layouts = [shard.layout for shard in staged.shards]
+    files = [*zip(layouts, written, strict=True), *staged.written]
+    index = partial_index(staged.plan, [(layout, file.block_digests) for layout, file in files], {})
+    records = [file.record for _, file in files]
     if staged.rank_document:
         members: dict[str, Json] = {"rank": staged.rank, "values": staged.rank_document}
         own = encode_document("rank_state", attempt.run, attempt.name, members)

@@ -6,22 +6,28 @@ The other half is `strongroom.parts`.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from strongroom import paths
+from strongroom.budget import Split, available_bytes, split
+from strongroom.dtypes import bytes_of
 from strongroom.errors import ConfigError, SaveError
 from strongroom.messages import Message
 from strongroom.ownership import encode_held
+from strongroom.parallel import run_all
 from strongroom.plan import LocalPlan, local_data, plan_local
 from strongroom.ranks import Ranks
-from strongroom.shards import ChunkSpec
+from strongroom.shards import ChunkSpec, ShardLayout, WrittenFile, lay_out
 from strongroom.stage import Stage, StagedShard
+from strongroom.streaming import streamed_pieces
 from strongroom.tree import Captured, Capturer
 from strongroom.values import Encoder, Node
 
@@ -33,6 +39,10 @@ __all__ = [
     "Stager",
     "default_workers",
 ]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+Write = Callable[[ShardLayout, Iterable[bytes | memoryview]], WrittenFile]
 
 MAX_WORKERS: Final = 4
 """Threads that hash and write one rank's shards: more do not help one disk."""
@@ -99,6 +109,7 @@ class StagedSave:
         aliases: further names of tensors.
         plan: what the rank holds.
         shards: what it stores, in host memory.
+        written: what it has stored already, since no memory was left for it.
         compared: a digest of each small value that must be the same on all ranks.
     """
 
@@ -108,11 +119,14 @@ class StagedSave:
     aliases: Mapping[str, str]
     plan: LocalPlan
     shards: list[StagedShard]
+    written: list[tuple[ShardLayout, WrittenFile]]
     compared: Mapping[str, str]
 
     @property
     def size_bytes(self) -> int:
-        return sum(shard.layout.size_bytes for shard in self.shards)
+        """Bytes of all this rank's shards."""
+        layouts = (*(shard.layout for shard in self.shards), *(layout for layout, _ in self.written))
+        return sum(layout.size_bytes for layout in layouts)
 
 
 class Stager:
@@ -122,8 +136,19 @@ class Stager:
     state and copies nothing, `take` copies what this rank turned out to own.
     """
 
-    def __init__(self, ranks: Ranks, *, parts: int) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        parts: int,
+        budget_bytes: int | None = None,
+        available: Callable[[], int | None] = available_bytes,
+    ) -> None:
         self._ranks = ranks
+        self._budget_bytes = budget_bytes
+        self._available = available
+        self._split: Split | None = None
+        self._split_of: tuple[ChunkSpec, ...] | None = None
         self._parts = parts
         self._stage = Stage(rank=ranks.rank, parts=parts)
         self._bound_length = 0
@@ -167,18 +192,42 @@ class Stager:
         self._specs_of = self._plan
         self._generation = verdict.members.get("generation", 0)
 
-    def take(self, metadata: Mapping[str, str]) -> StagedSave:
+    def take(self, metadata: Mapping[str, str], write: Write) -> StagedSave:
         """Copy what this rank owns of the state that it looked at last.
 
+        What the memory budget has no room for is written at once.
+
         Args:
-            metadata: any binding of the run.
+            metadata: the binding of the checkpoint.
+            write: writes one shard and returns its record.
+
+        Raises:
+            StoreError: what was written at once could not be.
         """
         captured, plan = self._captured, self._plan
         if captured is None or plan is None:
             raise SaveError("a snapshot was taken before its state was looked at")
         found = captured.tensors
-        tensors = [local_data(found[spec.tensor], spec) for spec in self._specs]
-        shards = self._fitting(metadata).copy(self._specs, tensors, metadata)
+        stage, parted = self._fitting(metadata), self._within_budget()
+        shards = stage.copy(
+            parted.staged, [local_data(found[spec.tensor], spec) for spec in parted.staged], metadata
+        )
+        written = []
+        if parted.streamed:
+            tensors = {spec: local_data(found[spec.tensor], spec) for spec in parted.streamed}
+            layouts = lay_out(
+                parted.streamed,
+                rank=self._ranks.rank,
+                parts=self._parts,
+                metadata=metadata,
+                first_part=len(shards),
+            )
+            files = run_all(
+                [partial(write, layout, streamed_pieces(layout, tensors, metadata)) for layout in layouts],
+                workers=self._parts,
+                name="strongroom-shard",
+            )
+            written = list(zip(layouts, files, strict=True))
         compared = {} if self._ranks.is_alone else _digests(captured.compared)
         self.forget()
         return StagedSave(
@@ -188,6 +237,7 @@ class Stager:
             aliases=captured.aliases,
             plan=plan,
             shards=shards,
+            written=written,
             compared=compared,
         )
 
@@ -196,9 +246,28 @@ class Stager:
         if self._plan is None:
             raise SaveError("buffers were prepared before a state was looked at")
         stage = self._fitting(metadata)
-        stage.prepare(self._specs, metadata)
+        stage.prepare(self._within_budget().staged, metadata)
         self.forget()
         return stage.size_bytes
+
+    def _within_budget(self) -> Split:
+        """What is copied and what is not; decided anew where what this rank owns has changed."""
+        if self._split is None or self._split_of is not self._specs:
+            budget_bytes = self._budget_bytes
+            if budget_bytes is None:
+                available = self._available()
+                # What the buffers of the last state take is given back first.
+                budget_bytes = None if available is None else available + self._stage.size_bytes
+            self._split, self._split_of = split(self._specs, budget_bytes), self._specs
+            if self._split.streamed:
+                _LOG.warning(
+                    "%d of %d bytes of this rank's state are written while training waits: the host memory "
+                    "for a copy is limited to %d bytes, by memory_budget or by what is available",
+                    self._split.streamed_bytes,
+                    self._split.streamed_bytes + self._split.staged_bytes,
+                    budget_bytes,
+                )
+        return self._split
 
     def _fitting(self, metadata: Mapping[str, str]) -> Stage:
         """The stage, anew where a binding is longer or shorter than what it was laid out for."""
@@ -216,7 +285,7 @@ def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     found = {}
     for name, tensor in tensors.items():
         data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+        raw = bytes_of(data).tobytes()
         found[name] = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode() + raw).hexdigest()[:32]
     return found
 

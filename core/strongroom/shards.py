@@ -115,7 +115,12 @@ def check_binding(metadata: Mapping[str, str], run: str, name: CheckpointName, w
 
 
 def lay_out(
-    chunks: Iterable[ChunkSpec], *, rank: int, parts: int, metadata: Mapping[str, str]
+    chunks: Iterable[ChunkSpec],
+    *,
+    rank: int,
+    parts: int,
+    metadata: Mapping[str, str],
+    first_part: int = 0,
 ) -> list[ShardLayout]:
     """Spread one rank's chunks over files of about equal size.
 
@@ -124,6 +129,7 @@ def lay_out(
         rank: the rank.
         parts: files wanted at most (one a worker); fewer where the state is small.
         metadata: any `binding` of the run: only its length matters.
+        first_part: the number of the first file.
     """
     ordered = sorted(chunks, key=lambda chunk: (-chunk.size_bytes, chunk.entry))
     total = sum(chunk.size_bytes for chunk in ordered)
@@ -136,7 +142,7 @@ def lay_out(
         bins[emptiest].append(chunk)
         # An entry costs header bytes too, which spreads many small tensors by count.
         filled[emptiest] += chunk.size_bytes + 128
-    return [_lay_out_part(part, rank, number, metadata) for number, part in enumerate(bins)]
+    return [_lay_out_part(part, rank, number, metadata) for number, part in enumerate(bins, start=first_part)]
 
 
 def _lay_out_part(
