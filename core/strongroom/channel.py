@@ -1,8 +1,12 @@
 """Bounded talk between the ranks of one job, over a `TCPStore` of its own.
 
 A training job's process groups are not used: their collectives name no rank when one dies, block
-each other across threads, and one that timed out leaves its group unusable. Here every wait has
+each other across threads, and one that timed out leaves its group unusable. Here every call has
 an end, and what ends early says which ranks are missing. Values are bytes; nothing is pickled.
+
+A store's client waits for ever where the process that serves it is stopped, whatever timeout it
+is given. So each connection has a thread that speaks on it, and the caller waits for that thread
+no longer than it means to: a call that is given up takes its connection with it.
 
 A channel belongs to one thread at a time (`Channel.beside` makes one for another thread).
 """
@@ -11,14 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from strongroom.errors import RanksError, RanksMissingError
 
@@ -27,11 +37,21 @@ __all__ = ["Address", "Channel", "open_channel"]
 Address = dict[str, Any]
 """Where a coordinator listens: ``hosts`` to try in order, ``port``, and a ``nonce`` to know it by."""
 
+_T = TypeVar("_T")
+_Act = Callable[[TCPStore], Any]
+_Queue = SimpleQueue["tuple[_Act, Future[Any] | None] | None"]
+
 _PART_BYTES: Final = 4 << 20
 """A longer value is cut: TCPStore closes a connection that sends more than 8 MiB at once."""
 
-_SLICE_S: Final = 1.0
-"""A wait returns to Python this often, so that an interrupt is noticed."""
+_ANSWER_S: Final = 10.0
+"""The store answers within milliseconds while its process runs; one that does not for so long is lost."""
+
+_AFTERWARDS_S: Final = 1.0
+"""How long a call that timed out is still waited for.
+
+This process may have been stopped itself: then the time is over, and the answer is about to come.
+"""
 
 _CONNECT_S: Final = 60.0
 _TRY_S: Final = 10.0
@@ -39,48 +59,66 @@ _NONCE: Final = "nonce"
 
 
 class Channel:
-    """One rank's end. Keys are strings; every method is bounded by the deadline that it is given.
+    """One rank's end. Keys are strings; every method ends within the time that it is given.
 
     Args:
         rank: this rank.
         world_size: how many there are.
         connect: opens a connection of its own to the coordinator's store.
+
+    Attributes:
+        phase: what the ranks are doing, for errors.
     """
 
     def __init__(self, rank: int, world_size: int, connect: Callable[[], TCPStore]) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.phase = "meeting"
         self._connect = connect
-        self._store = connect()
+        self._process_id = os.getpid()
+        self._parts: dict[str, int] = {}
+        self._queue: _Queue | None = None
+        self._end: Callable[[], object] | None = None
+        self._call(lambda _: None, _CONNECT_S)
 
     def beside(self) -> Channel:
         """A channel to the same ranks for another thread: a connection serves one call at a time."""
         return Channel(self.rank, self.world_size, self._connect)
 
-    def post(self, key: str, value: bytes) -> None:
-        """Leave a value under a key, once.
+    def close(self) -> None:
+        """Let the connection go, once what was asked of it is done."""
+        if self._process_id == os.getpid():
+            self._hang_up()
+
+    def post(self, key: str, value: bytes, *, within_s: float = _ANSWER_S) -> None:
+        """Leave a value under a key.
 
         Raises:
             RanksError: the coordinator cannot be reached.
         """
         parts = [value[start : start + _PART_BYTES] for start in range(0, len(value), _PART_BYTES)]
-        with self._reachable():
-            for number, part in enumerate(parts[1:], start=1):
-                self._store.set(f"{key}#{number}", part)  # type: ignore[arg-type]
-            # The first one last: who sees it finds the others there.
-            head = len(parts).to_bytes(4, "big") + (parts[0] if parts else b"")
-            self._store.set(key, head)  # type: ignore[arg-type]
+        # The first one last: who sees it finds the others there.
+        cut = [(f"{key}#{number}", part) for number, part in enumerate(parts[1:], start=1)]
+        cut.append((key, len(parts).to_bytes(4, "big") + (parts[0] if parts else b"")))
+        if len(parts) > 1:
+            self._parts[key] = len(parts)
+
+        def act(store: TCPStore) -> None:
+            for name, part in cut:
+                store.set(name, part)  # type: ignore[arg-type]
+
+        self._call(act, within_s)
 
     def read(self, key: str, *, until: float, missing: Callable[[], RanksError]) -> bytes:
         """Wait for a value and take it.
 
         Args:
             until: by ``time.monotonic``.
-            missing: the error to raise when it does not come.
+            missing: makes the error to raise when it does not come.
         """
-        self._wait([key], until, missing)
-        with self._reachable():
-            return self._take(key, self._store.get(key))
+        if not self._wait([key], until):
+            raise missing()
+        return self._call(lambda store: self._take(store, key, store.get(key)), _left(until))
 
     def read_all(
         self, keys: Sequence[str], *, until: float, missing: Callable[[list[int]], RanksError]
@@ -88,83 +126,201 @@ class Channel:
         """Wait for the value of every key and take them.
 
         Args:
-            missing: the error to raise, given the places of the keys that did not come.
+            missing: makes the error to raise, given the places of the keys that did not come.
         """
-        self._wait(keys, until, lambda: missing(self._absent(keys)))
-        with self._reachable():
-            return [
-                self._take(key, head)
-                for key, head in zip(keys, self._store.multi_get(list(keys)), strict=True)
-            ]
+        if not self._wait(keys, until):
+            absent = self.absent(keys)
+            if absent:
+                raise missing(absent)
+            # The last one came just now.
 
-    def is_there(self, key: str) -> bool:
-        with self._reachable():
-            return bool(self._store.check([key]))
+        def act(store: TCPStore) -> list[bytes]:
+            heads = store.multi_get(list(keys))
+            return [self._take(store, key, head) for key, head in zip(keys, heads, strict=True)]
 
-    def add(self, key: str, number: int) -> int:
+        return self._call(act, _left(until))
+
+    def look(self, key: str) -> bytes | None:
+        """A value, if it is there."""
+        return self._call(
+            lambda store: self._take(store, key, store.get(key)) if store.check([key]) else None, _ANSWER_S
+        )
+
+    def absent(self, keys: Sequence[str], *, within_s: float = _ANSWER_S) -> list[int]:
+        """The places of the keys that hold nothing yet."""
+
+        def look(store: TCPStore, first: int, end: int) -> list[int]:
+            # By halves: most are there.
+            if first == end or store.check(list(keys[first:end])):
+                return []
+            if end - first == 1:
+                return [first]
+            middle = (first + end) // 2
+            return look(store, first, middle) + look(store, middle, end)
+
+        return self._call(lambda store: look(store, 0, len(keys)), within_s)
+
+    def add(self, key: str, number: int, *, within_s: float = _ANSWER_S) -> int:
         """Add to a counter, and return it."""
-        with self._reachable():
-            return int(self._store.add(key, number))
+        return int(self._call(lambda store: store.add(key, number), within_s))
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Forget values that nobody reads any more; says nothing where that fails."""
-        with contextlib.suppress(RuntimeError):
-            for key in keys:
-                self._store.delete_key(key)
+        """Forget values that this rank has posted or read; does not wait, nor say where that fails."""
+        counted = [(key, self._parts.pop(key, 1)) for key in keys]
 
-    def _take(self, key: str, head: bytes) -> bytes:
+        def act(store: TCPStore) -> None:
+            for key, count in counted:
+                store.delete_key(key)
+                for number in range(1, count):
+                    store.delete_key(f"{key}#{number}")
+
+        self._ask(act)
+
+    def sweep(self, keys: Iterable[str]) -> None:
+        """Forget values of whoever posted them; as `drop`, and slower."""
+        listed = list(keys)
+
+        def act(store: TCPStore) -> None:
+            for key in listed:
+                store.delete_key(key)
+                number = 1
+                while store.delete_key(f"{key}#{number}"):
+                    number += 1
+
+        self._ask(act)
+
+    def count_keys(self) -> int:
+        """How many keys the coordinator's store holds, those of all lanes."""
+        return int(self._call(lambda store: store.num_keys(), _ANSWER_S))
+
+    def _take(self, store: TCPStore, key: str, head: bytes) -> bytes:
         count = int.from_bytes(head[:4], "big")
         if count <= 1:
             return head[4:]
-        rest = [self._store.get(f"{key}#{number}") for number in range(1, count)]
+        self._parts[key] = count
+        rest = [store.get(f"{key}#{number}") for number in range(1, count)]
         return b"".join((head[4:], *rest))
 
-    def _wait(self, keys: Sequence[str], until: float, missing: Callable[[], RanksError]) -> None:
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                # Only what is already there counts.
-                with self._reachable():
-                    if self._store.check(list(keys)):
-                        return
-                raise missing()
-            with self._reachable():
+    def _wait(self, keys: Sequence[str], until: float) -> bool:
+        """Whether every key came in time."""
+        left = until - time.monotonic()
+
+        def act(store: TCPStore) -> bool:
+            # Short waits would let an interrupt in, and print two lines of warning each.
+            if left > 0:
                 try:
-                    self._store.wait(list(keys), timedelta(seconds=min(left, _SLICE_S)))
+                    store.wait(list(keys), timedelta(seconds=left))
                 except DistNetworkError:
                     raise
                 except DistStoreError:
-                    continue
-                return
+                    # The time may be over because this process was stopped: only what is there counts.
+                    return bool(store.check(list(keys)))
+                return True
+            return bool(store.check(list(keys)))
 
-    def _absent(self, keys: Sequence[str]) -> list[int]:
-        with self._reachable():
-            return [place for place, key in enumerate(keys) if not self._store.check([key])]
+        return self._call(act, max(left, 0.0) + _AFTERWARDS_S)
 
-    @contextlib.contextmanager
-    def _reachable(self) -> Any:
-        """What the store's client raises once its server is gone, in words."""
+    def _call(self, act: Callable[[TCPStore], _T], within_s: float) -> _T:
+        """Have the connection's thread do something, and wait for it so long."""
+        answer: Future[_T] = Future()
+        is_answered = False
         try:
-            yield
-        except RanksError:
-            raise
-        except RuntimeError as error:
-            raise RanksMissingError(
-                f"rank {self.rank} lost its connection to rank 0, which coordinates saves and restores: that "
-                f"process has ended or its host cannot be reached ({error!s:.200})",
-                ranks=(0,),
-                phase="talking to the coordinator",
-            ) from None
+            self._ask(act, answer)
+            result = _wait_for(answer, within_s)
+            is_answered = True
+        except FutureTimeoutError:
+            raise self._lost(f"it has not answered for {within_s:.0f} s") from None
+        except (RanksError, DistNetworkError, DistStoreError, RuntimeError) as error:
+            if isinstance(error, RanksError):
+                raise
+            raise self._lost(f"{error!s:.200}") from None
+        finally:
+            if not is_answered:
+                # An answer that is no longer waited for must not be taken for the next one's.
+                self._hang_up()
+        return result
+
+    def _ask(self, act: _Act, answer: Future[Any] | None = None) -> None:
+        if self._process_id != os.getpid():
+            raise RanksError(
+                f"the connection between the ranks belongs to process {self._process_id}, of which this one "
+                "is a fork",
+                phase=self.phase,
+            )
+        if self._queue is None:
+            queue: _Queue = SimpleQueue()
+            # A daemon: a call that never ends must not keep the interpreter from ending.
+            threading.Thread(
+                target=_serve, args=(queue, self._connect), name="strongroom-ranks", daemon=True
+            ).start()
+            self._queue = queue
+            self._end = weakref.finalize(self, queue.put, None)
+        self._queue.put((act, answer))
+
+    def _hang_up(self) -> None:
+        """Leave the connection to its thread, which ends after what it was asked."""
+        end, self._end, self._queue = self._end, None, None
+        if end is not None:
+            end()
+
+    def _lost(self, why: str) -> RanksMissingError:
+        return RanksMissingError(
+            f"rank {self.rank} has lost rank 0, which coordinates saves and restores ({self.phase}): its "
+            f"process has ended or is stopped, or its host cannot be reached: {why}",
+            ranks=(0,),
+            phase=self.phase,
+        )
+
+
+def _serve(queue: _Queue, connect: Callable[[], TCPStore]) -> None:
+    """A connection's thread: does one thing after the other, and leaves errors with who asked."""
+    store: TCPStore | None = None
+    problem: Exception | None = None
+    while (asked := queue.get()) is not None:
+        act, answer = asked
+        try:
+            if problem is not None:
+                raise problem
+            if store is None:
+                store = connect()
+            result = act(store)
+        except Exception as error:  # noqa: BLE001 - raised again by whoever asked
+            if store is None:
+                problem = error
+            if answer is not None:
+                answer.set_exception(error)
+        else:
+            if answer is not None:
+                answer.set_result(result)
+        # Nothing of it may live on while this thread waits for the next.
+        asked = act = answer = result = None  # type: ignore[assignment]
+
+
+def _wait_for(answer: Future[_T], within_s: float) -> _T:
+    try:
+        return answer.result(within_s)
+    except FutureTimeoutError:
+        return answer.result(_AFTERWARDS_S)
+
+
+def _left(until: float) -> float:
+    return max(until - time.monotonic(), _ANSWER_S)
 
 
 def open_channel(
-    rank: int, world_size: int, share: Callable[[bytes | None], bytes], *, fixed_host: str | None = None
+    rank: int,
+    world_size: int,
+    share: Callable[[bytes | None], bytes],
+    *,
+    fixed_host: str | None = None,
+    route_to: str | None = None,
 ) -> Channel:
     """Meet the other ranks; called once on every rank.
 
     Args:
         share: takes the coordinator's bytes (None elsewhere) and returns them on every rank.
         fixed_host: a name by which every rank reaches the coordinator's host, if one is known.
+        route_to: a host that ranks can reach, to learn by which address they reach this one.
 
     Raises:
         RanksError: the coordinator cannot be reached from here.
@@ -174,7 +330,7 @@ def open_channel(
             "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S)
         )
         address: Address = {
-            "hosts": _hosts(fixed_host),
+            "hosts": _hosts(fixed_host, route_to or fixed_host),
             "machine": _machine(),
             "nonce": secrets.token_hex(16),
             "port": server.port,
@@ -211,20 +367,20 @@ def _client(address: Address, hosts: Sequence[str], _server: TCPStore | None = N
             problems.append(f"{host}: {error!s:.120}")
     raise RanksMissingError(
         f"rank 0 listens on port {address['port']} and cannot be reached from here: {'; '.join(problems)}. "
-        "Ranks need a route to the coordinator's host on any port; set MASTER_ADDR to a name that all ranks "
-        "resolve",
+        "Its process has ended, or there is no route to it: ranks must reach the coordinator's host on any "
+        "port; set MASTER_ADDR to a name that all ranks resolve",
         ranks=(0,),
         phase="meeting",
     )
 
 
-def _hosts(fixed_host: str | None) -> list[str]:
+def _hosts(fixed_host: str | None, route_to: str | None) -> list[str]:
     """Names and addresses of this host, the likeliest to work first."""
     found = [fixed_host] if fixed_host else []
-    if fixed_host:
+    if route_to:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Sends nothing: it asks which own address a packet to that host would leave from.
-            probe.connect((fixed_host, 9))
+            probe.connect((route_to, 9))
             found.append(probe.getsockname()[0])
     found.append(socket.gethostname())
     return list(dict.fromkeys(found))
@@ -236,8 +392,6 @@ def _machine() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         parts.append(file.read().strip())
     with contextlib.suppress(OSError):
-        import os
-
         # Two containers on one host may have networks of their own.
         parts.append(os.readlink("/proc/self/ns/net"))
     return " ".join(parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strongroom import errors
-from strongroom.errors import FormatError, RankFailedError, RanksError, StrongroomError
+from strongroom.errors import FormatError, RankFailedError, RanksError, StateEncodingError, StrongroomError
 
 __all__ = ["Message", "error_members", "error_of"]
 
@@ -40,25 +40,44 @@ class Message:
         try:
             (length,) = _LENGTH.unpack_from(data)
             members, lengths = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-        except (struct.error, ValueError, UnicodeDecodeError) as error:
-            raise FormatError(
-                f"a rank's message cannot be read ({error}); run the same release of Strongroom on all ranks"
-            ) from None
-        pieces = {}
-        position = _LENGTH.size + length
-        for name, size in lengths:
-            pieces[name] = data[position : position + size]
-            position += size
+            pieces = {}
+            position = _LENGTH.size + length
+            for name, size in lengths:
+                pieces[name] = data[position : position + size]
+                position += size
+        except (struct.error, ValueError, TypeError, RecursionError) as error:
+            raise _unreadable(str(error)) from None
+        if type(members) is not dict or position != len(data):
+            raise _unreadable(f"it says that it has {position} bytes, and has {len(data)}")
         return cls(members=members, pieces=pieces)
 
 
+def _unreadable(why: str) -> FormatError:
+    return FormatError(
+        f"a rank's message cannot be read ({why}); run the same release of Strongroom on all ranks"
+    )
+
+
 def error_members(error: BaseException) -> dict[str, Any]:
-    """An error as members of a message."""
+    """An error as members of a message; of any error, whatever its text does."""
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in errors.__all__), None)
-    lists = {name: list(getattr(error, name)) for name in _LISTS if hasattr(error, name)}
-    text = str(error) if isinstance(error, StrongroomError) else f"{type(error).__name__}: {error}"
-    about = {"ranks": list(error.ranks), "phase": error.phase} if isinstance(error, RanksError) else {}
-    return {"kind": kind, "text": text, **lists, **about}
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - whoever waits for this must hear of something
+        text = f"(its text cannot be had: {type(broken).__name__})"
+    if len(text) > _TEXT_LENGTH:
+        text = f"{text[:_TEXT_LENGTH]} ({len(text) - _TEXT_LENGTH} characters more)"
+    members: dict[str, Any] = {"kind": kind, "text": text}
+    if not isinstance(error, StrongroomError):
+        members["text"] = f"{type(error).__name__}: {text}"
+    for name in _LISTS:
+        if hasattr(error, name):
+            members[name] = list(getattr(error, name))
+    if isinstance(error, RanksError):
+        members |= {"ranks": [int(rank) for rank in error.ranks], "phase": error.phase}
+    if isinstance(error, StateEncodingError):
+        members |= {"key_path": error.key_path, "text": text.removeprefix(f"{error.key_path}: ")}
+    return members
 
 
 def error_of(members: Mapping[str, Any], *, rank: int, phase: str) -> StrongroomError:
@@ -72,11 +91,14 @@ def error_of(members: Mapping[str, Any], *, rank: int, phase: str) -> Strongroom
     lists = {name: _tuples(members[name]) for name in _LISTS if name in members}
     if cls is None:
         return RankFailedError(text, ranks=(rank,), phase=phase)
-    if issubclass(cls, errors.StateEncodingError):
-        return errors.StateEncodingError("state", text)
+    if issubclass(cls, StateEncodingError):
+        return StateEncodingError(members["key_path"], text)
     made: StrongroomError = cls(text, **lists)
-    return made  # noqa: RET504 - named, to be of that type
+    return made
 
+
+_TEXT_LENGTH: Final = 20_000
+"""Characters of an error's text that travel: some errors quote what they are about."""
 
 _LISTS: Final = ("missing", "unexpected", "different", "reasons", "undefined")
 """Attributes of errors that are sequences, which their constructors take by name."""
