@@ -116,6 +116,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import show
 
         return show.run(options)
+    if options.command == "plan":
+        from strongroom_cli import plan
+
+        return plan.run(options)
     from strongroom_cli import verify
 
     return verify.run(options)
@@ -167,6 +171,10 @@ def _parser() -> argparse.ArgumentParser:
         default=_TENSORS_SHOWN,
         help=f"list at most N tensors (default: {_TENSORS_SHOWN}); --json lists all of them",
     )
+
+    plan = _command(commands, "plan", "tell what each of N ranks would read in a restore; no shard is opened")
+    plan.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
+    plan.add_argument("--ranks", metavar="N", type=_natural, required=True, help="ranks of the job")
 
     verify = _command(commands, "verify", "read every byte, and name what is wrong")
     chosen = verify.add_mutually_exclusive_group()

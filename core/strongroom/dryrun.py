@@ -1,0 +1,211 @@
+"""A restore that does not happen: what it would read, and all that would keep it from fitting.
+
+`plan_restore` holds a state against a checkpoint as a restore does, and stops before the first
+shard is opened. Nothing of the state is written to; index and documents are read and verified.
+What a job would read without any state at hand is `strongroom.shares`'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.distributed.checkpoint.planner import ReadItem
+
+from strongroom import layout
+from strongroom.catalog import Checkpoint
+from strongroom.digest import BLOCK_BYTES
+from strongroom.dtypes import DTYPE_BYTES
+from strongroom.errors import StateMismatchError
+from strongroom.fill import Filling, match
+from strongroom.index import Chunk
+from strongroom.opened import OpenedCheckpoint
+from strongroom.plan import chunk_number, plan_read
+from strongroom.selection import Selection
+
+__all__ = ["ReadOfFile", "RestorePlan", "plan_restore"]
+
+_NAMES_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOfFile:
+    """What this rank would read of one shard.
+
+    Attributes:
+        path: the shard, under ``data/``.
+        tensors: stored names of the tensors that it would take bytes of.
+        size_bytes: whole blocks, since each is verified; with ``sha256`` the whole shard.
+    """
+
+    path: str
+    tensors: tuple[str, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """What a restore on this rank would do. ``str()`` of it is for people.
+
+    Attributes:
+        checkpoint: which checkpoint.
+        rank, world_size: whose plan it is, and of how many.
+        problem: why the checkpoint does not fit the state; None: it does.
+        missing: names that the state has and the checkpoint lacks.
+        unexpected: names that the checkpoint has and the state has no place for.
+        different: a sentence for each name whose shape, dtype or kind differs.
+        reads: what would be read, by shard; empty where the state does not fit.
+        missing_per_rank: names of values of each rank's own, of which the checkpoint holds none
+            for this rank: the state's stay.
+        ownerless: ranks that stored values of their own and that this job does not have.
+    """
+
+    checkpoint: Checkpoint
+    rank: int
+    world_size: int
+    problem: str | None
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    different: tuple[str, ...]
+    reads: tuple[ReadOfFile, ...]
+    missing_per_rank: tuple[str, ...]
+    ownerless: tuple[int, ...]
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    @property
+    def fits(self) -> bool:
+        """Whether `Checkpointer.restore` with the same arguments would go on to read."""
+        return self.problem is None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all shards; index and documents are not counted."""
+        return sum(read.size_bytes for read in self.reads)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        if not self.fits:
+            yield f"step {self.step} does not fit this state"
+            for what, names in (
+                ("missing in the checkpoint", self.missing),
+                ("in the checkpoint and not in the state", self.unexpected),
+                ("different", self.different),
+            ):
+                yield from _listed(what, names)
+            if not (self.missing or self.unexpected or self.different):
+                yield f"  {self.problem}"
+        else:
+            tensors = {name for read in self.reads for name in read.tensors}
+            yield (
+                f"step {self.step} fits: rank {self.rank} of {self.world_size} would read "
+                f"{self.size_bytes:,} bytes of {len(tensors)} tensors from {len(self.reads)} files"
+            )
+            for read in self.reads:
+                yield f"  {read.path}: {read.size_bytes:,} bytes of {len(read.tensors)} tensors"
+        yield from _listed("kept as they are, since this rank stored none", self.missing_per_rank)
+        yield from _listed("read by no rank, the values of rank", tuple(map(str, self.ownerless)))
+
+
+def _listed(what: str, names: tuple[str, ...]) -> Iterable[str]:
+    if names:
+        yield f"  {what}:"
+        yield from (f"    {name}" for name in names[:_NAMES_SHOWN])
+    if len(names) > _NAMES_SHOWN:
+        yield f"    and {len(names) - _NAMES_SHOWN} more"
+
+
+def plan_restore(
+    opened: OpenedCheckpoint,
+    state: Any,
+    *,
+    checkpoint: Checkpoint,
+    rank: int,
+    world_size: int,
+    selection: Selection,
+) -> RestorePlan:
+    """Say what a restore of a checkpoint into a state would do on this rank.
+
+    Args:
+        opened: the checkpoint.
+        state: what would be filled; None: everything anew. As in a restore, memory is set aside
+            for what has no place in it, and nothing is written there.
+        checkpoint: as users see it.
+        selection: which part is wanted.
+
+    Raises:
+        IntegrityError: the index or a document is missing, damaged or malformed.
+        StoreError: the store could not be asked.
+    """
+    problem: StateMismatchError | None = None
+    filling = Filling()
+    try:
+        filling = match(state, opened.state, opened.rank_state(rank), opened.index, selection)
+    except StateMismatchError as error:
+        problem = error
+    return RestorePlan(
+        checkpoint=checkpoint,
+        rank=rank,
+        world_size=world_size,
+        problem=str(problem) if problem is not None else None,
+        missing=problem.missing if problem is not None else (),
+        unexpected=problem.unexpected if problem is not None else (),
+        different=problem.different if problem is not None else (),
+        reads=_reads(opened, filling),
+        missing_per_rank=tuple(filling.missing_per_rank),
+        ownerless=tuple(
+            other
+            for other in range(world_size, opened.manifest.world_size)
+            if layout.rank_state_path(other) in opened.files
+        ),
+    )
+
+
+def _reads(opened: OpenedCheckpoint, filling: Filling) -> tuple[ReadOfFile, ...]:
+    tensors: dict[str, dict[str, None]] = defaultdict(dict)
+    extents: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for item, target in plan_read(filling.targets, filling.records):
+        if target.numel() == 0:
+            continue
+        record = filling.records[item.dest_index.fqn]
+        chunk = record.chunks[chunk_number(record, item.storage_index)]
+        tensors[chunk.path][record.name] = None
+        extents[chunk.path].append(_extent(item, chunk, record.dtype))
+    return tuple(
+        ReadOfFile(
+            path=path,
+            tensors=tuple(tensors[path]),
+            size_bytes=_amount(
+                extents[path], opened.record(path).size_bytes, is_whole=opened.manifest.algorithm == "sha256"
+            ),
+        )
+        for path in sorted(extents)
+    )
+
+
+def _extent(item: ReadItem, chunk: Chunk, dtype: str) -> tuple[int, int]:
+    """The bytes of a shard that a read needs: whole rows of the chunk (`strongroom.fetch`)."""
+    row_bytes = math.prod(chunk.sizes[1:]) * DTYPE_BYTES[dtype]
+    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+    first, rows = (offsets[0], lengths[0]) if lengths else (0, 1)
+    start = chunk.start + first * row_bytes
+    return start, start + rows * row_bytes
+
+
+def _amount(extents: list[tuple[int, int]], file_bytes: int, *, is_whole: bool) -> int:
+    """The bytes that are read so that extents can be verified: each block once."""
+    if is_whole:
+        return file_bytes
+    amount = reached = 0
+    for start, end in sorted(extents):
+        low = max(reached, start // BLOCK_BYTES * BLOCK_BYTES)
+        reached = max(reached, min(-(-end // BLOCK_BYTES) * BLOCK_BYTES, file_bytes))
+        amount += max(0, reached - low)
+    return amount
