@@ -169,8 +169,9 @@ class Stager:
         """
         self._captured = captured = self._capturer.capture(state)
         if self._plan is None or captured.fingerprint != self._fingerprint:
-            self._fingerprint, self._is_plan_known = captured.fingerprint, False
-            self._plan = plan_local(captured.tensors, captured.units, _spread(state, captured.units))
+            # Nothing is kept before this is done: where it raises, the next save must plan anew.
+            plan = plan_local(captured.tensors, captured.units, _spread(state, captured.units))
+            self._plan, self._fingerprint, self._is_plan_known = plan, captured.fingerprint, False
         if self._is_plan_known:
             return Message(members={"generation": self._generation})
         return Message(
