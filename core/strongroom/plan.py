@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from strongroom import dtypes
-from strongroom.errors import SaveError, StateEncodingError
+from strongroom.columns import Integers
+from strongroom.errors import SaveError, StateEncodingError, StateMismatchError
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.ownership import HeldChunk
@@ -67,10 +70,9 @@ def plan_local(
         StateEncodingError: a tensor is laid out in a way that cannot be stored.
     """
     for name, tensor in tensors.items():
-        if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
-            raise StateEncodingError(
-                name, "a DTensor with a Partial placement holds unreduced sums; redistribute it before saving"
-            )
+        problem = _problem(tensor)
+        if problem is not None:
+            raise StateEncodingError(name, f"{problem}; redistribute it before saving")
     planner = DefaultSavePlanner(flatten_state_dict=False)
     # Called by position and by name as every release since 2.6 allows. No rank is its coordinator:
     # nothing but tensors is planned, and those all ranks plan.
@@ -80,6 +82,8 @@ def plan_local(
         spec = spec_of(item)
         is_void = 0 in spec.sizes and tensors[spec.tensor].numel()
         if not is_void:
+            # Looked at now, while every rank still hears of a refusal.
+            local_data(tensors[spec.tensor], spec)
             chunks.append(HeldChunk(spec, units[spec.tensor], spec.tensor in spread))
     return LocalPlan(
         chunks=tuple(chunks),
@@ -95,8 +99,67 @@ def placements_of(tensor: torch.Tensor) -> str:
         return ""
     shape = "x".join(map(str, mesh.shape))
     names = f" ({', '.join(mesh.mesh_dim_names)})" if mesh.mesh_dim_names else ""
-    words = ", ".join(f"Shard({one.dim})" if one.is_shard() else "Replicate" for one in placements)
+    words = ", ".join("Replicate" if one.is_replicate() else f"Shard({one.dim})" for one in placements)
     return f"mesh {shape}{names}: {words}"[:200]
+
+
+def _problem(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's layout cannot be planned, or None where it can."""
+    placements, mesh = getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
+    if placements is None or mesh is None:
+        return None
+    if any(placement.is_partial() for placement in placements):
+        return "a DTensor with a Partial placement holds unreduced sums"
+    for placement in placements:
+        if not (placement.is_replicate() or isinstance(getattr(placement, "dim", None), int)):
+            return f"a DTensor with the placement {placement} is not known here"
+    if any(_split_factor(placement) > 1 for placement in placements):
+        for dimension, size in enumerate(tensor.shape):
+            if not _is_one_run(size, _cuts(mesh, placements, dimension)):
+                return (
+                    f"a DTensor with the placements {tuple(placements)} on a mesh {tuple(mesh.shape)} leaves "
+                    f"some rank with several separate pieces of dimension {dimension}"
+                )
+    return None
+
+
+def _split_factor(placement: Any) -> int:
+    """Into how many pieces a dimension counts as cut already; more than 1 where FSDP2 meets TP.
+
+    There the outer dimension of the mesh cuts what the inner one has cut before it.
+    """
+    return getattr(placement, "split_factor", 1)
+
+
+def _cuts(mesh: Any, placements: Sequence[Any], dimension: int) -> list[tuple[int, int]]:
+    """How a dimension is cut: for each cut the number of ranks, and the pieces that there are before it."""
+    return [
+        (count, _split_factor(placement))
+        for count, placement in zip(mesh.shape, placements, strict=True)
+        if not placement.is_replicate() and placement.dim == dimension
+    ]
+
+
+def _is_one_run(size: int, cuts: Sequence[tuple[int, int]]) -> bool:
+    """Whether every rank holds one run of a dimension's elements.
+
+    DCP's planners know a chunk by its first element and its size, so that one of several runs
+    would be stored, and read, as something that it is not.
+    """
+    parts = [np.arange(size)]
+    for count, factor in cuts:
+        parts = [
+            np.concatenate([_pieces(piece, count)[place] for piece in _pieces(part, factor)])
+            for part in parts
+            for place in range(count)
+        ]
+    return all(len(part) < 2 or part[-1] - part[0] == len(part) - 1 for part in parts)
+
+
+def _pieces(elements: Integers, count: int) -> list[Integers]:
+    """As `torch.chunk` cuts, with empty pieces up to the count."""
+    length = max(1, -(-len(elements) // count))
+    return [elements[length * place : length * (place + 1)] for place in range(count)]
 
 
 def spec_of(item: WriteItem) -> ChunkSpec:
@@ -170,7 +233,19 @@ def plan_read(
     Args:
         targets: tensors to fill, of the stored shape and dtype, of any layout.
         records: the stored tensor for each of the same names.
+
+    Raises:
+        StateMismatchError: a target is laid out in a way that cannot be filled.
     """
+    different = [
+        f"{name}: {problem}" for name, one in targets.items() if (problem := _problem(one)) is not None
+    ]
+    if different:
+        raise StateMismatchError(
+            f"the checkpoint cannot be read into your state: {'; '.join(different[:20])}; redistribute it "
+            "before restoring",
+            different=different,
+        )
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(targets), metadata=dcp_metadata(records), is_coordinator=True)
     (plan,) = planner.create_global_plan([planner.create_local_plan()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launching import Launcher  # noqa: E402
+# torch looks up the name of each peer that it connects to; where names are slow, for 5 s a time by default.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+from crews import Crews
+from launching import Launcher
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +23,11 @@ def launcher() -> Iterator[Launcher]:
     """Starts jobs of several ranks, each rank a real process, from one preloaded forkserver."""
     with Launcher() as launcher:
         yield launcher
+
+
+@pytest.fixture(scope="session")
+def crews(launcher: Launcher) -> Iterator[Crews]:
+    """Runs functions on jobs that stay for the whole session: for tests that leave their ranks alive."""
+    crews = Crews(launcher)
+    yield crews
+    crews.leave()
