@@ -307,18 +307,23 @@ class Checkpointer:
             ClosedError: the checkpointer was closed.
         """
         intent = _Intent(began=self._clock.monotonic())
-        said, own = self._ranks.lane("main").agree(
-            "deciding on a save",
-            lambda: self._propose(intent, step, state, provenance, metrics, tags),
-            self._decide,
-            timeout_s=self._timeout_s,
-        )
+        try:
+            said, own = self._ranks.lane("main").agree(
+                "deciding on a save",
+                lambda: self._propose(intent, step, state, provenance, metrics, tags),
+                self._decide,
+                timeout_s=self._timeout_s,
+            )
+        except BaseException:
+            self._stager.forget()
+            raise
         if said.members["do"] == "skip":
+            self._stager.forget()
             return self._skip(intent.step, said.members["reason"])
         if said.members["is_new"]:
             self._meet_at_root(said.pieces["launch"])
         staging = self._clock.monotonic()
-        turn = self._turn or self._join_turn(said.pieces["launch"])
+        turn = self._join_turn(said.pieces["launch"])
         name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
         attempt = Attempt(
             self._store,
@@ -423,7 +428,8 @@ class Checkpointer:
         self._check_open()
         intent.step = _check_step(step)
         intent.extras = Provenance.of(provenance, metrics, tags)
-        about = {"call": "save", "step": intent.step}
+        turn = self._turn.launch.launch if self._turn else None
+        about = {"call": "save", "step": intent.step, "turn": turn, "digest": self._algorithm}
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
         if self._fenced is not None:
@@ -443,13 +449,20 @@ class Checkpointer:
         """The coordinator's decision on a save."""
         calls = [(message.members["call"], message.members["step"]) for message in said]
         self._check_same(calls)
+        digests = [message.members["digest"] for message in said]
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if odd:
+            raise ConfigError(
+                f"rank 0 computes {digests[0]} digests and {name_ranks(odd)} {digests[odd[0]]}; give every "
+                "rank the same digest= and the same policy"
+            )
         skips = [reason for message in said if (reason := message.members.get("skip"))]
         if skips:
-            self._stager.forget()
             return Verdict(shared=Message(members={"do": "skip", "reason": skips[0]}))
         # Only now, when every rank is known to be able: a launch is claimed for good.
-        is_new = self._turn is None
         turn = self._turn or self._begin_turn()
+        # Also for one that lost its way into a launch which the others are in.
+        is_new = any(message.members["turn"] != turn.launch.launch for message in said)
         generation, told = self._owners.decide(said)
         members = {
             "do": "save",
@@ -549,22 +562,26 @@ class Checkpointer:
                 f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
                 "run needs a root of its own"
             )
+        # The newest, where a launch that this line has saved in could not be gone on with.
+        parent = self._newest or self._restored
         launch = claim_launch(
             self._store,
             run=run.run,
-            parent=self._restored,
+            parent=parent,
             taken=history.launch_numbers,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
         )
-        self._turn = _Turn(launch=launch, parent=self._restored)
-        parent_step = self._restored.step if self._restored else None
+        self._turn = _Turn(launch=launch, parent=parent)
+        parent_step = parent.step if parent else None
         self._emitter.emit(LaunchClaimed(run=run.run, launch=launch.launch, parent_step=parent_step))
         return self._turn
 
     def _join_turn(self, record: bytes) -> _Turn:
-        """Take part in the launch that the coordinator has claimed."""
+        """Take part in the launch that the coordinator has claimed, and leave any other."""
         launch = Launch.decode(record, "the coordinator's launch")
+        if self._turn is not None and self._turn.launch == launch:
+            return self._turn
         self._turn = _Turn(launch=launch, parent=launch.parent)
         return self._turn
 
@@ -689,17 +706,21 @@ class Checkpointer:
             CheckpointNotFoundError: no checkpoint of that step.
             StoreError: the store could not be asked; never taken for damage.
         """
-        self._check_open()
-        if state is not None and not isinstance(state, Mapping):
-            raise ConfigError(
-                f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}"
-            )
-        self._join()
+
+        def ready() -> int | None:
+            self._check_open()
+            if state is not None and not isinstance(state, Mapping):
+                raise ConfigError(
+                    f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}"
+                )
+            self._join()
+            return None if step is None else _check_step(step)
+
         patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         result = restoring.restore(
             self._sources,
             state,
-            step=None if step is None else _check_step(step),
+            ready=ready,
             selection=Selection(strict=strict, only=patterns, rename=dict(rename or {})),
             max_fallback=self._max_fallback,
             accept_older=accept_older,

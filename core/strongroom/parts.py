@@ -24,7 +24,7 @@ from strongroom.differing import (
     differing_documents,
     explain_difference,
 )
-from strongroom.errors import OutcomeUnknownError, RanksMissingError, SaveError
+from strongroom.errors import OutcomeUnknownError, RanksError, RanksMissingError, SaveError
 from strongroom.index import Index, decode_index, encode_index
 from strongroom.manifest import Commit, FileRecord
 from strongroom.messages import Message
@@ -105,6 +105,7 @@ def write_together(
         return _commit_parts(attempt, [part], document, provenance).commit
     lane = ranks.lane("background")
     has_written = False
+    committed: Commit | None = None
 
     def propose() -> Message:
         nonlocal has_written
@@ -116,12 +117,13 @@ def write_together(
         return part.message()
 
     def decide(said: list[Message]) -> Verdict:
+        nonlocal committed
         parts = [Part.of(message, rank) for rank, message in enumerate(said)]
         differing = differing_documents([part.document for part in parts])
         if differing:
             return Verdict(shared=Message(members={"differing": differing}))
-        committed = _commit_parts(attempt, parts, document, provenance)
-        return Verdict(shared=Message(pieces={"commit": committed.commit.encode()}))
+        committed = _commit_parts(attempt, parts, document, provenance).commit
+        return Verdict(shared=Message(pieces={"commit": committed.encode()}))
 
     try:
         said, _ = lane.agree(
@@ -130,9 +132,14 @@ def write_together(
             decide,
             timeout_s=max(0.0, attempt.deadline.left_s),
             linger_s=_LINGER_S,
+            name=str(attempt.name),
+            is_work=True,
         )
-    except RanksMissingError as error:
-        if has_written and error.ranks == (0,):
+    except RanksError as error:
+        if committed is not None:
+            # It stands, whoever could not be told.
+            return committed
+        if isinstance(error, RanksMissingError) and has_written and error.ranks == (0,):
             raise OutcomeUnknownError(
                 f"{error}. All of this rank's files are written; whether rank 0 has committed them, "
                 "restore() will tell"
@@ -157,7 +164,15 @@ def fail_together(attempt: Attempt, ranks: Ranks, error: BaseException) -> Commi
         raise SaveError("a save without this rank's part cannot be committed")
 
     timeout_s = max(0.0, attempt.deadline.left_s)
-    ranks.lane("background").agree(_phase(attempt), propose, decide, timeout_s=timeout_s, linger_s=_LINGER_S)
+    ranks.lane("background").agree(
+        _phase(attempt),
+        propose,
+        decide,
+        timeout_s=timeout_s,
+        linger_s=_LINGER_S,
+        name=str(attempt.name),
+        is_work=True,
+    )
     raise SaveError("a save without this rank's part was agreed on")
 
 
@@ -182,6 +197,7 @@ def _explain(lane: Lane, attempt: Attempt, document: bytes, rank: int, differing
         decide,
         timeout_s=max(1.0, attempt.deadline.left_s),
         linger_s=_LINGER_S,
+        name=f"{attempt.name}/comparing",
     )
 
 

@@ -21,8 +21,10 @@ from strongroom.errors import (
     IntegrityError,
     NoWholeCheckpointError,
     ObjectNotFoundError,
+    RanksDisagreeError,
     RollbackError,
     StateMismatchError,
+    StoreError,
 )
 from strongroom.events import CheckpointSkipped, Emitter, RestoreFinished
 from strongroom.fetch import fetch
@@ -38,6 +40,9 @@ from strongroom.stores.base import Store
 
 __all__ = ["Restored", "Source", "restore"]
 
+
+_LOOKS_S: Final = (0.05, 0.2, 1.0)
+"""Pauses between looks for a commit that another rank has read."""
 
 _MAX_LOOKS: Final = 20
 """How often a root is looked at anew because retention took away what was being read."""
@@ -108,7 +113,7 @@ def restore(
     sources: Sequence[Source],
     template: Any,
     *,
-    step: int | None,
+    ready: Callable[[], int | None],
     selection: Selection,
     max_fallback: int,
     accept_older: bool,
@@ -127,7 +132,8 @@ def restore(
 
     Args:
         sources: this run's root, and another run's to begin from, if any.
-        step: this very step, without fall-back; None: the newest whole one.
+        ready: this rank's word on whether it can restore at all, and which very step, without
+            fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
         accept_older: allow any number.
         timeout_s: seconds that ranks wait for each other at each step.
@@ -140,9 +146,7 @@ def restore(
         StoreError: the store could not be asked: that says nothing about the bytes.
         RanksError: another rank is missing, or failed.
     """
-    course = _Course(
-        sources, step=step, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
-    )
+    course = _Course(sources, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter)
     lane = ranks.lane("main")
     undefined = _Undefined()
     began = time.monotonic()
@@ -155,16 +159,22 @@ def restore(
                 act()
             except IntegrityError as error:
                 course.own_damage = error
-                return Message(members={"damaged": str(error)})
+                is_blind = not ranks.is_coordinator and not _is_seen(source.store, reading.commit.name)
+                return Message(members={"damaged": str(error), "is_blind": is_blind})
             return Message()
 
         said, _ = lane.agree(phase, propose, course.decide, timeout_s=timeout_s)
         return said
 
+    def look() -> Message:
+        course.step = ready()
+        roots = [] if ranks.is_alone else [*map(_root_digest, sources)]
+        return Message(members={"roots": roots, "step": course.step})
+
     try:
         said, _ = lane.agree(
             "looking for a checkpoint",
-            lambda: Message(members={"roots": [] if ranks.is_alone else [*map(_root_digest, sources)]}),
+            look,
             course.begin,
             timeout_s=timeout_s,
         )
@@ -176,7 +186,7 @@ def restore(
             if said.members["do"] == "read":
                 said = together(f"reading {reading.commit.name}", reading.read)
     except (IntegrityError, RollbackError) as error:
-        told = _with_undefined(error, step, undefined)
+        told = _with_undefined(error, course.step, undefined)
         if told is error:
             raise
         raise told from error
@@ -214,15 +224,14 @@ class _Course:
         self,
         sources: Sequence[Source],
         *,
-        step: int | None,
         max_fallback: int,
         accept_older: bool,
         emitter: Emitter,
     ) -> None:
+        self.step: int | None = None
         self.own_damage: IntegrityError | None = None
         self._sources = sources
         self._source = 0
-        self._step = step
         self._max_fallback = max_fallback
         self._accept_older = accept_older
         self._emitter = emitter
@@ -233,6 +242,15 @@ class _Course:
 
     def begin(self, said: list[Message]) -> Verdict:
         """The first decision, from every rank's digest of the run record."""
+        steps = [message.members["step"] for message in said]
+        other = [rank for rank, step in enumerate(steps) if step != steps[0]]
+        if other:
+            raise RanksDisagreeError(
+                f"rank 0 called restore(step={steps[0]}) and {name_ranks(other)} restore(step="
+                f"{steps[other[0]]}): all ranks must ask for the same checkpoint",
+                ranks=other,
+                phase="looking for a checkpoint",
+            )
         for number, source in enumerate(self._sources):
             seen = [message.members["roots"][number : number + 1] for message in said]
             elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
@@ -263,6 +281,13 @@ class _Course:
             and _is_gone(self._sources[self._source].store, name)
         ):
             return self._look()
+        blind = [rank for rank, message in enumerate(said) if message.members.get("is_blind")]
+        if blind:
+            uri = self._sources[self._source].store.uri
+            raise ConfigError(
+                f"{name_ranks(blind)} cannot see {name.commit_key} at {uri}, which rank 0 has read: the root "
+                "must be one place for all ranks, such as a shared file system"
+            )
         rank, reason = next(iter(damaged.items()))
         error = self.own_damage if rank == 0 else None
         self._skip(name, reason if rank == 0 else f"{reason} (found by rank {rank})", error)
@@ -275,12 +300,12 @@ class _Course:
         for number, source in enumerate(self._sources):
             self._source, self._history = number, source.read_history()
             # A step is one of this run: another run's has no part in its line.
-            if self._history.has_commits or self._step is not None:
+            if self._history.has_commits or self.step is not None:
                 break
         else:
             return _do("nothing")
-        if self._step is not None:
-            self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self._step),))
+        if self.step is not None:
+            self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self.step),))
         else:
             self._candidates = iter(self._history.line.newest_first)
         return self._next()
@@ -304,7 +329,7 @@ class _Course:
     def _skip(self, name: CheckpointName, reason: str, error: IntegrityError | None) -> None:
         """Go on without a damaged checkpoint, where that is allowed."""
         self.own_damage = None
-        if self._step is not None:
+        if self.step is not None:
             raise error or IntegrityError(reason)
         self._skipped.append((name.step, reason))
         run = self._history.run.run if self._history.run else ""
@@ -340,6 +365,22 @@ def _is_gone(store: Store, name: CheckpointName) -> bool:
         store.stat(name.commit_key)
     except ObjectNotFoundError:
         return True
+    return False
+
+
+def _is_seen(store: Store, name: CheckpointName) -> bool:
+    """Whether this rank sees a checkpoint that another one does; True where it may not look."""
+    for pause_s in (*_LOOKS_S, None):
+        try:
+            store.stat(name.commit_key)
+        except ObjectNotFoundError:
+            if pause_s is not None:
+                # A network file system may take a moment to show a new name to other hosts.
+                time.sleep(pause_s)
+        except StoreError:
+            return True
+        else:
+            return True
     return False
 
 
@@ -412,10 +453,10 @@ class _Reading:
             filling.decode()
         except StateMismatchError as error:
             raise self._already(error) from error.__cause__
-        except BaseException:
+        finally:
+            # Defined only once every rank has found its part whole: then this is forgotten.
             self._undefined.in_place |= self._touched & filling.in_place
             self._undefined.replaceable |= self._touched & filling.replaceable
-            raise
 
     def load(self) -> Message:
         """Hand objects their state; what comes back says nothing.

@@ -132,7 +132,8 @@ class Round:
         """What the others propose.
 
         Raises:
-            RanksMissingError: some have not come in time, or gave up, or this rank comes too late.
+            RanksMissingError: some have not come in time.
+        RanksError: this rank itself comes too late.
             RanksDisagreeError: they are doing something else.
         """
         until = time.monotonic() + self._timeout_s if self._until is None else self._until
@@ -167,7 +168,8 @@ class Round:
             raise _FailedElsewhereError(members["rank"], members["error"], self._phase)
         late_s = time.monotonic() - until - self._grace_s
         if late_s > 0:
-            raise RanksMissingError(
+            # Not "missing": who hears this knows that nothing was decided.
+            raise RanksError(
                 f"rank 0 was stopped, or too slow, and comes {late_s:.0f} s after the others gave up waiting "
                 f"for it ({self._phase})",
                 ranks=(0,),
