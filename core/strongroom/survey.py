@@ -9,7 +9,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
@@ -18,6 +18,7 @@ import torch
 
 from strongroom import dtypes, stage
 from strongroom.errors import StateEncodingError
+from strongroom.guards import Guard, guard_of
 from strongroom.keypath import Path, key_path
 
 __all__ = ["Survey", "is_distributed", "is_sharded", "memory_of", "survey"]
@@ -33,15 +34,24 @@ class Survey:
         shapes, dtypes: of each.
         placements: for each tensor that is distributed, its position and how it is.
         shared: positions of tensors that show the same of the same memory, in order.
+        addresses: where the part of each that this process holds starts.
+        suspects: positions of tensors that start where another one does.
+        guard: tells quickly whether tensors are like these; None: it cannot be told.
     """
 
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
     placements: list[Any]
-    shared: list[list[int]]
+    shared: list[list[int]] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    suspects: list[int] = field(default_factory=list)
+    guard: Guard | None = None
 
 
-_shape_of: Final = attrgetter("shape")
+_NOTHING: Final = Survey(shapes=[], dtypes=[], placements=[])
+_SHAPE: Final = attrgetter("shape")
+_MIN_GUARDED: Final = 256
+"""Tensors below which asking each costs nothing worth saving."""
 
 
 def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey | None = None) -> Survey:
@@ -55,6 +65,12 @@ def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey 
     Raises:
         StateEncodingError: one cannot be stored; names the first.
     """
+    if last is None or len(last.shapes) != len(tensors):
+        last = _NOTHING
+    guard = last.guard
+    if guard is not None and guard.holds(tensors):
+        # Nothing but their memory can be another.
+        return _located(list(map(torch.Tensor.data_ptr, tensors)), tensors, tensors, last, last)
     kinds = list(map(type, tensors))
     placements: list[Any] = []
     held: Sequence[torch.Tensor] = tensors
@@ -62,25 +78,44 @@ def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey 
         held, placements = _held(tensors, kinds, paths)
     try:
         addresses = list(map(torch.Tensor.data_ptr, held))
-        kept_dtypes = [tensor.dtype for tensor in held]
+        found_dtypes = [tensor.dtype for tensor in held]
         # Compared one by one: as many tuples at once would set off Python's garbage collector.
-        if last is not None and len(last.shapes) == len(tensors):
-            is_same = all(map(operator.eq, map(_shape_of, tensors), last.shapes))
-        else:
-            is_same = False
-        shapes = last.shapes if last is not None and is_same else list(map(_shape_of, tensors))
+        is_same = last is not _NOTHING and all(map(operator.eq, map(_SHAPE, tensors), last.shapes))
+        shapes = last.shapes if is_same else list(map(_SHAPE, tensors))
     except RuntimeError:
         _refuse_first(held, paths)
         raise
-    if any(dtypes.dtype_name(dtype) is None for dtype in set(kept_dtypes)):
+    if found_dtypes == last.dtypes:
+        found_dtypes = last.dtypes
+    elif any(dtypes.dtype_name(dtype) is None for dtype in set(found_dtypes)):
         _refuse_first(held, paths)
     if 0 in addresses:
         # Empty; or without memory at all, as on the meta device.
         empty = [address == 0 for address in addresses]
         _refuse_first(compress(held, empty), compress(paths, empty))
-    return Survey(
-        shapes=shapes, dtypes=kept_dtypes, placements=placements, shared=_shared(tensors, held, addresses)
+    seen = Survey(
+        shapes=shapes,
+        dtypes=found_dtypes,
+        placements=placements,
+        guard=guard_of(tensors) if not placements and len(tensors) >= _MIN_GUARDED else None,
     )
+    return _located(addresses, tensors, held, seen, last)
+
+
+def _located(
+    addresses: list[int],
+    tensors: Sequence[torch.Tensor],
+    held: Sequence[torch.Tensor],
+    seen: Survey,
+    last: Survey,
+) -> Survey:
+    """A survey with what depends on where the tensors lie."""
+    if addresses == last.addresses:
+        addresses, suspects = last.addresses, last.suspects
+    else:
+        suspects = _suspects(addresses)
+    shared = _shared(suspects, tensors, held) if suspects else []
+    return replace(seen, shared=shared, addresses=addresses, suspects=suspects)
 
 
 def _held(
@@ -131,15 +166,19 @@ def _refuse_first(tensors: Iterable[torch.Tensor], paths: Iterable[Path]) -> Non
         stage.check_tensor(tensor, key_path(path))
 
 
-def _shared(
-    tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor], addresses: list[int]
-) -> list[list[int]]:
+def _suspects(addresses: list[int]) -> list[int]:
+    """Positions of tensors that start where another one does."""
     if len(set(addresses)) == len(addresses):
         return []
-    counts = Counter(addresses)
-    several = {address for address, count in counts.items() if count > 1}
+    several = {address for address, count in Counter(addresses).items() if count > 1}
+    return list(compress(range(len(addresses)), map(several.__contains__, addresses)))
+
+
+def _shared(
+    suspects: list[int], tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]
+) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
-    for position in compress(range(len(addresses)), map(several.__contains__, addresses)):
+    for position in suspects:
         memory = memory_of(tensors[position], held[position])
         if memory is not None:
             groups.setdefault(memory, []).append(position)
