@@ -196,6 +196,9 @@ class Checkpointer:
             ``"skip"`` (a handle with ``skipped`` set, and a `SaveSkipped` event).
         memory_budget: bytes of host memory that this process's copy of the state may take. What
             has no room is written while `save` waits. None: what the host has available.
+        overlap_device_copy: whether `save` returns while tensors on an accelerator are still being
+            copied. The next step of the state's optimizers then waits for the copy, on the
+            device; change such tensors in no other way before `SaveHandle.wait_staged`.
         clock: the time.
         draw: random hex digits for ``n`` bytes.
 
@@ -220,6 +223,7 @@ class Checkpointer:
         process_group: Any = None,
         when_busy: str = "wait",
         memory_budget: int | None = None,
+        overlap_device_copy: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
@@ -253,7 +257,12 @@ class Checkpointer:
                 raise ConfigError(f"init_from is the root itself, {other.uri}; it must be another run's")
             history = Catalog(other).history
             self._sources.append(Source(store=other, read_history=history, is_other=True))
-        self._stager = Stager(self._ranks, parts=self._workers, budget_bytes=check_budget(memory_budget))
+        self._stager = Stager(
+            self._ranks,
+            parts=self._workers,
+            budget_bytes=check_budget(memory_budget),
+            is_overlapped=overlap_device_copy,
+        )
         self._owners = Owners(self._ranks.world_size)
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
@@ -355,7 +364,7 @@ class Checkpointer:
                 stage_s=self._clock.monotonic() - staging,
             )
         )
-        handle = SaveHandle(intent.step)
+        handle = SaveHandle(intent.step, staged.pending)
         extras = intent.extras
         self._start(
             attempt,

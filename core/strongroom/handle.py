@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from strongroom.catalog import Checkpoint
 from strongroom.config import OnFailure, Tolerate
+from strongroom.devicecopy import Pending
 from strongroom.errors import FencedError, OutcomeUnknownError, StrongroomError, WaitTimeoutError
 
 __all__ = ["Failures", "SaveHandle"]
@@ -22,8 +23,9 @@ class SaveHandle:
             checkpoint of that step that there is already, or else for the save that is under way.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, pending: Pending | None = None) -> None:
         self.step = step
+        self._pending = pending
         self.skipped: str | None = None
         self._outcome: Future[Checkpoint] = Future()
         # Itself, or the handle of the save that a skipped call stands for.
@@ -40,7 +42,18 @@ class SaveHandle:
         return handle
 
     def wait_staged(self, timeout_s: float | None = None) -> None:
-        """Return once the state may be changed. (In this release it may as soon as ``save`` returned.)"""
+        """Return once the state may be changed freely.
+
+        It may as soon as ``save`` returned, but for tensors on an accelerator with
+        ``overlap_device_copy=True``: those may change in the next step of the state's optimizers,
+        which waits for the copy, and anywhere else after this.
+
+        Args:
+            timeout_s: for the sake of symmetry: copies within a machine are not waited for longer
+                than they take.
+        """
+        if self._save._pending is not None:
+            self._save._pending.wait()
 
     def result(self, timeout_s: float | None = None) -> Checkpoint:
         """The committed checkpoint.

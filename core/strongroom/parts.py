@@ -216,6 +216,8 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
         StrongroomError: something was not written.
     """
     bound = binding(attempt.run, attempt.name)
+    if staged.pending is not None:
+        staged.pending.wait()
     written = run_all(
         [partial(_write_shard, attempt, shard, bound) for shard in staged.shards],
         workers=workers,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ import torch
 
 from strongroom import paths
 from strongroom.budget import Split, available_bytes, split
+from strongroom.devicecopy import CudaCopier, DeviceCopier, Pending, fence_before_step, own_copier
 from strongroom.dtypes import bytes_of
 from strongroom.errors import ConfigError, SaveError
 from strongroom.messages import Message
@@ -29,7 +30,7 @@ from strongroom.shards import ChunkSpec, ShardLayout, WrittenFile, lay_out
 from strongroom.stage import Stage, StagedShard
 from strongroom.streaming import streamed_pieces
 from strongroom.tree import Captured, Capturer
-from strongroom.values import Encoder, Node
+from strongroom.values import MAX_DEPTH, Encoder, Node
 
 __all__ = [
     "MAX_WORKERS",
@@ -111,6 +112,7 @@ class StagedSave:
         shards: what it stores, in host memory.
         written: what it has stored already, since no memory was left for it.
         compared: a digest of each small value that must be the same on all ranks.
+        pending: copies from accelerators that must end before the shards hold what they should.
     """
 
     rank: int
@@ -121,6 +123,7 @@ class StagedSave:
     shards: list[StagedShard]
     written: list[tuple[ShardLayout, WrittenFile]]
     compared: Mapping[str, str]
+    pending: Pending | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -143,14 +146,22 @@ class Stager:
         parts: int,
         budget_bytes: int | None = None,
         available: Callable[[], int | None] = available_bytes,
+        is_overlapped: bool = False,
+        copier: Callable[[], DeviceCopier | None] = own_copier,
     ) -> None:
         self._ranks = ranks
+        self._is_overlapped = is_overlapped
+        self._copier = copier
+        self._early: frozenset[int] = frozenset()
+        self._plan_spread: set[str] = set()
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._budget_bytes = budget_bytes
         self._available = available
         self._split: Split | None = None
         self._split_of: tuple[ChunkSpec, ...] | None = None
         self._parts = parts
-        self._stage = Stage(rank=ranks.rank, parts=parts)
+        # Made anew by the first save, which knows whether there is an accelerator.
+        self._stage = self._new_stage()
         self._bound_length = 0
         self._capturer = Capturer(rank=ranks.rank)
         self._captured: Captured | None = None
@@ -168,9 +179,13 @@ class Stager:
             StateEncodingError: a value has no safe encoding.
         """
         self._captured = captured = self._capturer.capture(state)
+        if self._is_overlapped:
+            self._optimizers = list(_optimizers_in(state))
         if self._plan is None or captured.fingerprint != self._fingerprint:
             # Nothing is kept before this is done: where it raises, the next save must plan anew.
-            plan = plan_local(captured.tensors, captured.units, _spread(state, captured.units))
+            spread = _spread(state, captured.units)
+            plan = plan_local(captured.tensors, captured.units, spread)
+            self._plan_spread = spread
             self._plan, self._fingerprint, self._is_plan_known = plan, captured.fingerprint, False
         if self._is_plan_known:
             return Message(members={"generation": self._generation})
@@ -211,8 +226,12 @@ class Stager:
         found = captured.tensors
         stage, parted = self._fitting(metadata), self._within_budget()
         shards = stage.copy(
-            parted.staged, [local_data(found[spec.tensor], spec) for spec in parted.staged], metadata
+            parted.staged,
+            [local_data(found[spec.tensor], spec) for spec in parted.staged],
+            metadata,
+            early=self._early,
         )
+        pending = self._settled(stage.pending)
         written = []
         if parted.streamed:
             tensors = {spec: local_data(found[spec.tensor], spec) for spec in parted.streamed}
@@ -240,7 +259,22 @@ class Stager:
             shards=shards,
             written=written,
             compared=compared,
+            pending=pending,
         )
+
+    def _settled(self, pending: Pending | None) -> Pending | None:
+        """Wait for copies from accelerators, or see to it that training does before it changes anything."""
+        if pending is None:
+            return None
+        if not self._is_overlapped:
+            pending.wait()
+            return None
+        if self._optimizers:
+            fence_before_step(pending, self._optimizers)
+        else:
+            # Nobody can be asked to wait later.
+            pending.fence()
+        return pending
 
     def prepare(self, metadata: Mapping[str, str]) -> int:
         """Allocate and touch the buffers for what this rank owns; their bytes."""
@@ -251,6 +285,15 @@ class Stager:
         self.forget()
         return stage.size_bytes
 
+    def _new_stage(self) -> Stage:
+        copier = self._copier()
+        return Stage(
+            rank=self._ranks.rank,
+            parts=self._parts,
+            is_pinned=isinstance(copier, CudaCopier),
+            copier=copier,
+        )
+
     def _within_budget(self) -> Split:
         """What is copied and what is not; decided anew where what this rank owns has changed."""
         if self._split is None or self._split_of is not self._specs:
@@ -260,6 +303,11 @@ class Stager:
                 # What the buffers of the last state take is given back first.
                 budget_bytes = None if available is None else available + self._stage.size_bytes
             self._split, self._split_of = split(self._specs, budget_bytes), self._specs
+            self._early = frozenset(
+                number
+                for number, spec in enumerate(self._split.staged)
+                if spec.tensor not in self._plan_spread
+            )
             if self._split.streamed:
                 _LOG.warning(
                     "%d of %d bytes of this rank's state are written while training waits: the host memory "
@@ -274,12 +322,20 @@ class Stager:
         """The stage, anew where a binding is longer or shorter than what it was laid out for."""
         length = sum(map(len, metadata.values()))
         if length != self._bound_length:
-            self._stage, self._bound_length = Stage(rank=self._ranks.rank, parts=self._parts), length
+            self._stage, self._bound_length = self._new_stage(), length
         return self._stage
 
     def forget(self) -> None:
         """Let go of the state's tensors, or a state_dict's temporaries would live on."""
-        self._captured = None
+        self._captured, self._optimizers = None, []
+
+
+def _optimizers_in(value: Any, depth: int = 0) -> Iterator[torch.optim.Optimizer]:
+    if isinstance(value, torch.optim.Optimizer):
+        yield value
+    elif isinstance(value, Mapping | list | tuple) and depth < MAX_DEPTH:
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _optimizers_in(item, depth + 1)
 
 
 def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -5,6 +5,9 @@ piece of memory when the background comes to hash and write it. Buffers are kept
 save while the state's shape stays the same: only the first save pays for fresh pages. CPU
 tensors are copied like any other, since the optimizer's next step changes them in place.
 
+What lies on an accelerator is copied into pinned memory by `strongroom.devicecopy`, and may still be
+under way when `Stage.copy` returns.
+
 A `Stage` serves one save at a time; the checkpointer sees to that.
 """
 
@@ -13,13 +16,14 @@ from __future__ import annotations
 import math
 import mmap
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from strongroom import dtypes
+from strongroom.devicecopy import DeviceCopier, Pending
 from strongroom.errors import ConfigError, StateEncodingError
 from strongroom.shards import ChunkSpec, ShardLayout, lay_out
 
@@ -44,11 +48,26 @@ _CAT_DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16"
 
 
 class Stage:
-    """Reusable host buffers for one rank's chunks."""
+    """Reusable host buffers for one rank's chunks.
 
-    def __init__(self, *, rank: int, parts: int) -> None:
+    Args:
+        rank: the rank.
+        parts: files wanted at most.
+        is_pinned: whether the buffers are pinned, which copies from a device run beside training from.
+        copier: copies what lies on an accelerator; None: it is copied like anything else.
+
+    Attributes:
+        pending: copies from accelerators that the last `copy` left under way; None: all is there.
+    """
+
+    def __init__(
+        self, *, rank: int, parts: int, is_pinned: bool = False, copier: DeviceCopier | None = None
+    ) -> None:
+        self.pending: Pending | None = None
         self._rank = rank
         self._parts = parts
+        self._is_pinned = is_pinned
+        self._copier = copier
         self._key: tuple[ChunkSpec, ...] | None = None
         self._shards: list[StagedShard] = []
         self._buffers: list[torch.Tensor] = []
@@ -70,14 +89,21 @@ class Stage:
                 buffer[:: mmap.PAGESIZE].zero_()
 
     def copy(
-        self, specs: Sequence[ChunkSpec], tensors: Sequence[torch.Tensor], metadata: Mapping[str, str]
+        self,
+        specs: Sequence[ChunkSpec],
+        tensors: Sequence[torch.Tensor],
+        metadata: Mapping[str, str],
+        *,
+        early: Collection[int] = (),
     ) -> list[StagedShard]:
-        """Copy each chunk's tensor; on return the originals may change freely.
+        """Copy each chunk's tensor; once nothing is `pending`, the originals may change freely.
 
         Args:
             specs: what is stored, one a tensor.
             tensors: the chunks' data, of the chunks' sizes and dtypes, on any device, of any stride.
             metadata: any binding of the run.
+            early: numbers of chunks that training changes soon: where they lie on an accelerator,
+                its work that is queued from now on waits for their copies.
         """
         self._lay_out(specs, metadata)
         if len(tensors) != len(specs):
@@ -90,10 +116,41 @@ class Stage:
                 except (RuntimeError, TypeError):
                     # They lie on several devices, or not on the CPU: one by one they can be copied.
                     left.append(rows)
-            for single in (self._single, *(rows.singles for rows in left)):
-                if single.targets:
-                    torch._foreach_copy_(single.targets, single.pick(tensors))
+            self.pending = None
+            singles = (self._single, *(rows.singles for rows in left))
+            if self._copier is None:
+                for single in singles:
+                    if single.targets:
+                        torch._foreach_copy_(single.targets, single.pick(tensors))
+            else:
+                self._copy_from_anywhere(self._copier, singles, tensors, early)
         return self._shards
+
+    def _copy_from_anywhere(
+        self,
+        copier: DeviceCopier,
+        singles: Iterable[_Singles],
+        tensors: Sequence[torch.Tensor],
+        early: Collection[int],
+    ) -> None:
+        near: list[tuple[torch.Tensor, torch.Tensor]] = []
+        soon: list[tuple[torch.Tensor, torch.Tensor]] = []
+        late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for single in singles:
+            for target, number in zip(single.targets, single.numbers, strict=True):
+                source = tensors[number]
+                kind = soon if number in early else late
+                kind = kind if copier.is_far(source) else near
+                kind.append((target, source))
+        if soon:
+            first = copier.start([target for target, _ in soon], [source for _, source in soon])
+            first.fence()
+            self.pending = first
+        if late:
+            # Behind the first on the same streams: when these are done, so are those.
+            self.pending = copier.start([target for target, _ in late], [source for _, source in late])
+        if near:
+            torch._foreach_copy_([target for target, _ in near], [source for _, source in near])
 
     def _lay_out(self, specs: Sequence[ChunkSpec], metadata: Mapping[str, str]) -> bool:
         """Lay out and allocate, where these are not the last ones; whether it did."""
@@ -109,7 +166,9 @@ class Stage:
         number_of = {spec: number for number, spec in enumerate(key)}
         for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
             # Named, since a program may have set another default device.
-            buffer = torch.empty(shard.size_bytes, dtype=torch.uint8, device="cpu")
+            buffer = torch.empty(
+                shard.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._is_pinned
+            )
             places = [
                 (chunk, start, number_of[chunk])
                 for chunk, start in zip(shard.chunks, shard.starts, strict=True)
@@ -163,6 +222,14 @@ def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
         yield group
 
 
+def _page_aligned(size_bytes: int) -> torch.Tensor:
+    """Host memory that begins with a page: what lies so can be written past the page cache."""
+    # The device is named, since a program may have set another default one.
+    buffer = torch.empty(size_bytes + mmap.PAGESIZE, dtype=torch.uint8, device="cpu")
+    start = -buffer.data_ptr() % mmap.PAGESIZE
+    return buffer[start : start + size_bytes]
+
+
 def _view(buffer: torch.Tensor, chunk: ChunkSpec, start: int) -> torch.Tensor:
     """A chunk's place in a shard's buffer, as a tensor of the chunk's dtype and shape."""
     raw = buffer[start : start + chunk.size_bytes]
@@ -174,6 +241,7 @@ class _Singles:
 
     def __init__(self, targets: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
         self.targets = targets
+        self.numbers = numbers
         self.pick = _picker(numbers)
 
 
