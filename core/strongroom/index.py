@@ -136,8 +136,8 @@ class Index:
         columns = self.columns
         whole = np.array(sizes, np.int64)[columns.files]
         elements = columns.chunk_elements
-        # Elements first: a number that is larger than the file would wrap around as bytes.
-        ends = columns.starts + np.minimum(elements, whole + 1) * columns.item_bytes[columns.tensor_of]
+        ends = columns.starts + elements * columns.item_bytes[columns.tensor_of]
+        # Elements too: the bytes of 2^60 of them wrap around.
         outside = (elements > whole) | (ends > whole)
         if outside.any():
             chunk = int(outside.argmax())

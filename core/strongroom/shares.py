@@ -121,7 +121,7 @@ def _owners(opened: OpenedCheckpoint, ranks: list[int]) -> Integers:
 def _divided(
     opened: OpenedCheckpoint, owner_of: Integers, world_size: int
 ) -> dict[int, tuple[FileShare, ...]]:
-    """Each rank's part of each shard, for ranks that have any."""
+    """Each rank's part of each shard, for ranks that have any, owners that the job lacks among them."""
     columns = opened.index.columns
     chunks, ranks, begins, ends = _extents(columns, owner_of, world_size)
     if not len(chunks):
@@ -157,7 +157,7 @@ def _extents(
     owner = owner_of[columns.tensor_of]
     flat = columns.chunk_dimensions == 0
     everyone = np.flatnonzero(filled & flat & (owner < 0))
-    one = np.flatnonzero(filled & (owner >= 0) & (owner < world_size))
+    one = np.flatnonzero(filled & (owner >= 0))
     divided = np.flatnonzero(filled & ~flat & (owner < 0))
 
     rows = columns.shape[columns.first_size[columns.tensor_of[divided]]]

@@ -108,6 +108,17 @@ def test_however_a_state_is_divided_among_ranks_merging_gives_it_back(data: st.D
     decode_index(encode_index(merged, BOUND), "the index")
 
 
+def test_chunks_stand_in_the_order_of_ranks_however_many() -> None:
+    ranks, names = 50, ("a", "b", "c")
+    parts = [
+        part(rank, *((name, (ranks,), [((ranks - 1 - rank,), (1,))]) for name in names))
+        for rank in range(ranks)
+    ]
+    merged = merge(parts, {})
+    for name in names:
+        assert [chunk.path for chunk in merged.tensors[name].chunks] == [shard(rank) for rank in range(ranks)]
+
+
 def test_no_parts_are_an_empty_checkpoint() -> None:
     assert len(merge([], {}).tensors) == 0
 

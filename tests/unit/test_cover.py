@@ -207,6 +207,17 @@ def test_a_tensor_in_many_pieces_that_form_no_grid_is_refused(monkeypatch: pytes
     assert problem((6, 6), grid) == ""
 
 
+def test_a_grid_of_uneven_cells_is_known_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last cell reaches far beyond where any begins, and another tensor follows."""
+    monkeypatch.setattr(cover, "MAX_CORNERS", 0)
+    uneven = (9, 9), [((0, 0), (1, 9)), ((1, 0), (8, 2)), ((1, 2), (8, 7))]
+    assert fault_of(columns(uneven, uneven, uneven)) is not None  # a chunk begins inside the first's extent
+    grid: list[Box] = [
+        ((row, at), (height, width)) for row, height in ((0, 1), (1, 8)) for at, width in ((0, 2), (2, 7))
+    ]
+    assert fault_of(columns(*[((9, 9), grid)] * 3)) is None
+
+
 def test_a_tensor_cut_along_sixty_dimensions_is_looked_at_at_once() -> None:
     """Two halves along each of many dimensions have as many corners as there are atoms in a grain of sand."""
     shape = (2,) * 20
