@@ -41,8 +41,8 @@ __all__ = ["fetch"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_RUN_BLOCKS: Final = 4
-"""Blocks read by one call: 4 MiB, enough to keep a disk busy and small enough to stay in cache."""
+_RUN_BLOCKS: Final = 2
+"""Blocks read by one call: 2 MiB, enough to keep a disk busy and small enough to stay in cache."""
 
 _TASK_BYTES: Final = 16 * BLOCK_BYTES
 """What one thread does of a file at a time."""
@@ -218,6 +218,9 @@ class _CopyOut:
         self._next = position
 
     def _copy(self, extent: _Extent, start: int, end: int, data: Bytes) -> None:
+        if start <= extent.start and extent.end <= end:
+            np.copyto(extent.target, data[extent.start - start : extent.end - start])
+            return
         low, high = max(start, extent.start), min(end, extent.end)
         np.copyto(extent.target[low - extent.start : high - extent.start], data[low - start : high - start])
         if extent.end > end:

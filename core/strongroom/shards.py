@@ -19,6 +19,7 @@ from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import FormatError, IntegrityError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT, FileRecord
+from strongroom.pace import Pace
 from strongroom.stores.base import Store
 
 __all__ = [
@@ -35,6 +36,9 @@ Buffer = bytes | bytearray | memoryview
 
 MIN_PART_BYTES: Final = 8 << 20
 """A rank's state is not split into parts smaller than this: a file costs an fsync."""
+
+WRITE_BYTES: Final = 4 * BLOCK_BYTES
+"""Handed to a store at once: a disk wants large writes, and a few MiB stay in the processor's cache."""
 
 MAX_PART_ENTRIES: Final = 250_000
 """Keeps a part's header well below what stock safetensors reads."""
@@ -179,12 +183,14 @@ def write_file(
     *,
     length_bytes: int,
     algorithm: DigestAlgorithm,
+    pace: Pace | None = None,
 ) -> WrittenFile:
-    """Write one file under ``data/`` in one pass, hashing each block while it is in cache.
+    """Write one file under ``data/`` in one pass, a few blocks at a time: hashed, then written.
 
     Args:
         pieces: the file's bytes in order, in pieces of any size; none is copied.
         length_bytes: their sum.
+        pace: how fast this process may write, all its files together.
 
     Raises:
         StoreError: the file was not written whole; it must not be used.
@@ -193,10 +199,12 @@ def write_file(
     with store.open_writer(layout.data_key(name, path), length_bytes=length_bytes) as writer:
         for piece in pieces:
             view = memoryview(piece).cast("B")
-            for start in range(0, len(view), BLOCK_BYTES):
-                block = view[start : start + BLOCK_BYTES]
-                hasher.update(block)
-                writer.write(block)
+            for start in range(0, len(view), WRITE_BYTES):
+                part = view[start : start + WRITE_BYTES]
+                hasher.update(part)
+                if pace is not None:
+                    pace.spend(len(part))
+                writer.write(part)
         writer.finish()
     digest = hasher.digest()
     return WrittenFile(

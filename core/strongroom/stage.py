@@ -165,10 +165,7 @@ class Stage:
         numbers: list[int] = []
         number_of = {spec: number for number, spec in enumerate(key)}
         for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
-            # Named, since a program may have set another default device.
-            buffer = torch.empty(
-                shard.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._is_pinned
-            )
+            buffer = _page_aligned(shard.size_bytes, is_pinned=self._is_pinned)
             places = [
                 (chunk, start, number_of[chunk])
                 for chunk, start in zip(shard.chunks, shard.starts, strict=True)
@@ -222,10 +219,10 @@ def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
         yield group
 
 
-def _page_aligned(size_bytes: int) -> torch.Tensor:
+def _page_aligned(size_bytes: int, *, is_pinned: bool) -> torch.Tensor:
     """Host memory that begins with a page: what lies so can be written past the page cache."""
     # The device is named, since a program may have set another default one.
-    buffer = torch.empty(size_bytes + mmap.PAGESIZE, dtype=torch.uint8, device="cpu")
+    buffer = torch.empty(size_bytes + mmap.PAGESIZE, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
     start = -buffer.data_ptr() % mmap.PAGESIZE
     return buffer[start : start + size_bytes]
 

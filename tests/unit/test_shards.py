@@ -14,6 +14,7 @@ from strongroom.digest import digest_of_bytes
 from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import FormatError, IntegrityError, StoreUnavailableError
 from strongroom.layout import CheckpointName
+from strongroom.pace import Pace
 from strongroom.shards import ChunkSpec, binding, check_binding, lay_out, write_file
 from strongroom.stores.memory import MemoryStore
 from strongroom.testing import FaultyStore
@@ -123,6 +124,16 @@ def test_a_file_is_written_and_hashed_in_one_pass(algorithm: Any, pieces: list[b
     assert written.record.digest == digest_of_bytes(algorithm, data)
     blocks = -(-len(data) // MiB) if algorithm == "blake3" else 0
     assert len(written.block_digests) == 32 * blocks
+
+
+def test_a_file_is_written_no_faster_than_its_pace() -> None:
+    waits: list[float] = []
+    pace = Pace(1 << 20, monotonic=lambda: 0.0, sleep=waits.append)
+    data = bytes(9 * MiB)
+    write_file(
+        MemoryStore(), NAME, "state.json", [data], length_bytes=len(data), algorithm="blake3", pace=pace
+    )
+    assert waits == pytest.approx([3.9, 7.9, 8.9])
 
 
 def test_a_file_that_could_not_be_written_whole_is_an_error_and_gone() -> None:

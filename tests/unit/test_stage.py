@@ -148,3 +148,13 @@ def test_groups_follow_each_other_without_a_gap() -> None:
     ]
     groups = [[place[2] for place in group] for group in stage._groups(places)]
     assert groups == [[0, 1, 2], [3], [4], [5]]
+
+
+def test_a_shard_begins_with_a_page_so_that_it_can_be_written_past_the_page_cache() -> None:
+    staging = Stage(rank=0, parts=3)
+    tensors = [torch.ones(size << 18) for size in (9, 8, 7)]
+    specs = [spec_of(f"t{number}", tensor) for number, tensor in enumerate(tensors)]
+    shards = staging.copy(specs, tensors, BOUND)
+    assert len(shards) == 3
+    for shard in shards:
+        assert np.frombuffer(shard.image, np.uint8).__array_interface__["data"][0] % 4096 == 0

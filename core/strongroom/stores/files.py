@@ -30,6 +30,15 @@ while the next blocks are hashed and `LocalWriter.finish` waits for little: a th
 a virtual disk than with fsync alone."""
 
 
+_DIRECT_FROM_BYTES: Final = 8 << 20
+"""Files at least this long are written past the page cache where that can be done: it spares the copy into
+the cache, and the pages that training or its data loading could use. On a virtual disk that halved the
+processor time of a save."""
+
+_DIRECT_ALIGNMENT: Final = 4096
+"""Memory, offset and length of such a write are multiples of a device's block: 512 bytes or 4 KiB."""
+
+
 class LocalWriter:
     """A file being written at its final name."""
 
@@ -42,6 +51,7 @@ class LocalWriter:
         self._started_bytes = 0
         self._has_failed = False
         self._is_over = False
+        self._is_direct = length_bytes >= _DIRECT_FROM_BYTES and folders.calls.set_direct(fd, wanted=True)
 
     def write(self, data: Buffer) -> None:
         fd = self._usable_fd()
@@ -54,16 +64,44 @@ class LocalWriter:
             )
         try:
             with explaining(self._folders.path(self._key), "write"):
-                write_all(self._folders.calls, fd, view)
+                direct_bytes = self._write_direct(fd, view) if self._is_direct else 0
+                write_all(self._folders.calls, fd, view[direct_bytes:] if direct_bytes else view)
         except BaseException:
             # How much reached the file is unknown, so nothing may follow it.
             self._has_failed = True
             raise
         self._written_bytes += len(view)
+        if self._is_direct:
+            self._started_bytes = self._written_bytes
+            return
         waiting_bytes = self._written_bytes - self._started_bytes
         if waiting_bytes >= _WRITEBACK_BYTES:
             self._folders.calls.start_writeback(fd, self._started_bytes, waiting_bytes)
             self._started_bytes = self._written_bytes
+
+    def _write_direct(self, fd: int, view: memoryview) -> int:
+        """Write what can be written past the page cache, and say how much that was.
+
+        The rest, and all that follows it, goes through the cache: what is not aligned ends direct writes.
+        """
+        calls = self._folders.calls
+        written = 0
+        wanted = len(view) - len(view) % _DIRECT_ALIGNMENT if _address(view) % _DIRECT_ALIGNMENT == 0 else 0
+        while written < wanted:
+            try:
+                count = calls.write(fd, view[written:wanted])
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # This device wants another alignment.
+                break
+            written += count
+            if count % _DIRECT_ALIGNMENT:
+                break
+        if written < len(view):
+            calls.set_direct(fd, wanted=False)
+            self._is_direct = False
+        return written
 
     def finish(self) -> None:
         fd = self._usable_fd()
@@ -185,6 +223,14 @@ def bytes_of(data: Buffer) -> memoryview:
     if view.nbytes == 0:
         return memoryview(b"")
     return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+def _address(view: memoryview) -> int:
+    """Where a buffer lies in memory."""
+    # Imported here: whoever only lists a run does not wait for it.
+    import numpy as np
+
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
 
 
 def write_all(calls: OsCalls, fd: int, view: memoryview) -> None:
