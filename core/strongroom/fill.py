@@ -347,7 +347,10 @@ class _Matcher:
         if payload is None:
             return self._visit_optimizer_of_plain_values(optimizer, found, path)
         groups_node, state_pairs, other_node, extra_node = optimizer_parts(payload, path)
-        named = NamedParameters.of(optimizer, self._parameters)
+        try:
+            named = NamedParameters.of(optimizer, self._parameters)
+        except RefusedError as refused:
+            raise StateMismatchError(f"{key_path(path)} {refused}") from None
         stored_names = {self._selection.stored_name(name): name for name in named.parameters}
         groups = self._stored.named_groups(groups_node, path)
         self._match_groups(groups, stored_names, named, path)

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from strongroom import paths
+from strongroom.atoms import RefusedError
 from strongroom.keypath import Path
 from strongroom.modules import ModuleState
+from strongroom.wrappers import is_flattened_by_fsdp1
 
 __all__ = [
     "NamedParameters",
@@ -58,12 +60,23 @@ class NamedParameters:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, names: Mapping[int, Path]) -> NamedParameters:
+        """An optimizer's parameters by the names of the given ones.
+
+        Raises:
+            RefusedError: its state would fit no other layout of the same model.
+        """
         groups = []
         by_name: dict[str, torch.Tensor] = {}
         all_paths: dict[str, Path] = {}
         for group_number, group in enumerate(optimizer.param_groups):
             group_names = []
             for position, parameter in enumerate(group["params"]):
+                if is_flattened_by_fsdp1(parameter):
+                    raise RefusedError(
+                        "holds state of FullyShardedDataParallel's flat parameters, which fits no other layout; "
+                        "use torch.distributed.fsdp.fully_shard, or store what "
+                        "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives"
+                    )
                 path = names.get(id(parameter), (group_number, position))
                 name = paths.spell(path)
                 group_names.append(name)

@@ -327,7 +327,10 @@ class _Capture:
         last = self._memory.optimizers.get(where)
         if last is None or last.group_ids != group_ids or last.modules != modules:
             known = optim.name_parameters([(at, read) for at, read, _ in self._parameters])
-            named = NamedParameters.of(optimizer, known)
+            try:
+                named = NamedParameters.of(optimizer, known)
+            except RefusedError as refused:
+                raise StateEncodingError(key_path(path), str(refused)) from None
             flat = [name for group in named.groups for name in group]
             last = _Named(
                 modules=modules,

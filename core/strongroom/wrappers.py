@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["BareNames", "Member", "members", "sharded_by_fsdp1"]
+__all__ = ["BareNames", "Member", "is_flattened_by_fsdp1", "members", "sharded_by_fsdp1"]
 
 _WRAPPERS: Final = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
@@ -170,3 +170,8 @@ def sharded_by_fsdp1(module: torch.nn.Module) -> str | None:
             "FullyShardedDataParallel.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)"
         )
     return None
+
+
+def is_flattened_by_fsdp1(parameter: torch.Tensor) -> bool:
+    """Whether FSDP's first version keeps a parameter, or a view of one, in flat pieces."""
+    return getattr(parameter, "_fsdp_flattened", False) is True

@@ -298,8 +298,8 @@ def _model_in_place_of_a_dict(state: dict[str, Any]) -> None:
 MUTATIONS: list[Mutation] = [
     _resize, _repoint, _recast, _turn, _tie, _tie_across, _tie_parameters, _conjugate, _drop_tie, _add,
     _remove, _reorder, _replace, _count, _retype, _nan, _grow, _kind, _unkind, _step, _clear, _regroup,
-    _deepen, _swap, _demote, _freeze, _hide, _hook, _override, _version, _note, _share, _rank, _tie_to_mine, _draw,
-    _model_in_place_of_a_dict,
+    _deepen, _swap, _demote, _freeze, _hide, _hook, _override, _version, _note, _share, _rank,
+    _tie_to_mine, _draw, _model_in_place_of_a_dict,
 ]  # fmt: skip
 
 
