@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Final, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from strongroom.dtypes import DTYPE_BYTES, DTYPE_CODES
 
-__all__ = ["Chunk", "Columns", "Integers", "TensorRecord", "TensorRecords", "products", "spans"]
+__all__ = ["Box", "Chunk", "Columns", "Integers", "TensorRecord", "TensorRecords", "products", "spans"]
 
 Integers = npt.NDArray[np.int64]
+Box = tuple[Sequence[int], Sequence[int]]
+"""Offsets and sizes, an element for each dimension."""
+
 _Number = TypeVar("_Number", np.int64, np.float64)
 
 _DTYPE_CODES: Final = {name: code for code, name in enumerate(DTYPE_CODES)}
@@ -48,6 +51,7 @@ class TensorRecord:
     """A stored tensor: its name, dtype name (`strongroom.dtypes`), whole shape and chunks.
 
     Attributes:
+        chunks: of an index that was read, built when one of them is looked at.
         placements: how the tensor was laid out over the ranks that saved it, for people and
             tools: ``mesh 2x2 (dp, tp): Shard(0), Replicate``. Never interpreted.
     """
@@ -55,12 +59,29 @@ class TensorRecord:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     placements: str = ""
 
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def reached_by(self, boxes: Iterable[Box]) -> TensorRecord:
+        """The same, with only those chunks that share an element with one of some boxes."""
+        if isinstance(self.chunks, _Chunks):
+            return replace(self, chunks=self.chunks.reached_by(boxes))
+        listed = list(boxes)
+        return replace(self, chunks=tuple(chunk for chunk in self.chunks if _reach(chunk, listed)))
+
+
+def _reach(chunk: Chunk, boxes: Iterable[Box]) -> bool:
+    return any(
+        all(
+            max(mine, other) < min(mine + size, other + extent)
+            for mine, size, other, extent in zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True)
+        )
+        for offsets, sizes in boxes
+    )
 
 
 def spans(starts: Integers, lengths: Integers) -> Integers:
@@ -170,28 +191,87 @@ class Columns:
         return range(first, first + int(self.counts[tensor]))
 
     def record(self, tensor: int) -> TensorRecord:
-        """Build one tensor's record."""
-        dimensions, count = int(self.dimensions[tensor]), int(self.counts[tensor])
-        size, chunk = int(self.first_size[tensor]), int(self.first_chunk[tensor])
-        extent = int(self.first_extent[chunk]) if count else 0
-        extents = slice(extent, extent + count * dimensions)
-        chunks = zip(
-            self.offsets[extents].reshape(count, dimensions).tolist(),
-            self.sizes[extents].reshape(count, dimensions).tolist(),
-            self.files[chunk : chunk + count].tolist(),
-            self.starts[chunk : chunk + count].tolist(),
-            strict=True,
-        )
+        """One tensor's record; its chunks are built when they are looked at."""
+        dimensions, size = int(self.dimensions[tensor]), int(self.first_size[tensor])
         return TensorRecord(
             self.names[tensor],
             DTYPE_CODES[int(self.dtypes[tensor])],
             tuple(self.shape[size : size + dimensions].tolist()),
-            tuple(
-                Chunk(tuple(offsets), tuple(sizes), self.paths[file], start)
-                for offsets, sizes, file, start in chunks
-            ),
+            _Chunks(self, tensor),
             self.placements[tensor],
         )
+
+    def chunks(self, tensor: int, numbers: Integers) -> tuple[Chunk, ...]:
+        """Build some chunks of a tensor."""
+        extents = self.first_extent[numbers][:, np.newaxis] + np.arange(int(self.dimensions[tensor]))
+        return tuple(
+            Chunk(tuple(offsets), tuple(sizes), self.paths[file], start)
+            for offsets, sizes, file, start in zip(
+                self.offsets[extents].tolist(),
+                self.sizes[extents].tolist(),
+                self.files[numbers].tolist(),
+                self.starts[numbers].tolist(),
+                strict=True,
+            )
+        )
+
+
+class _Chunks(Sequence[Chunk]):
+    """A tensor's chunks, of which most readers of a large job need few."""
+
+    __slots__ = ("_built", "_columns", "_tensor")
+
+    def __init__(self, columns: Columns, tensor: int) -> None:
+        self._columns = columns
+        self._tensor = tensor
+        self._built: tuple[Chunk, ...] | None = None
+
+    @property
+    def _all(self) -> tuple[Chunk, ...]:
+        if self._built is None:
+            self._built = self._columns.chunks(self._tensor, self._numbers)
+        return self._built
+
+    @property
+    def _numbers(self) -> Integers:
+        return np.array(self._columns.chunk_numbers(self._tensor), np.int64)
+
+    def reached_by(self, boxes: Iterable[Box]) -> tuple[Chunk, ...]:
+        columns, numbers = self._columns, self._numbers
+        extents = columns.first_extent[numbers][:, np.newaxis] + np.arange(
+            int(columns.dimensions[self._tensor])
+        )
+        begins = columns.offsets[extents]
+        ends = begins + columns.sizes[extents]
+        reached = np.zeros(len(numbers), bool)
+        for offsets, sizes in boxes:
+            low = np.array(offsets, np.int64)
+            reached |= (np.maximum(begins, low) < np.minimum(ends, low + np.array(sizes, np.int64))).all(
+                axis=1
+            )
+        return columns.chunks(self._tensor, numbers[reached])
+
+    def __len__(self) -> int:
+        return int(self._columns.counts[self._tensor])
+
+    @overload
+    def __getitem__(self, number: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[Chunk, ...]: ...
+    def __getitem__(self, number: int | slice) -> Chunk | tuple[Chunk, ...]:
+        return self._all[number]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return self._all == tuple(other) if isinstance(other, _Chunks | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        return repr(self._all)
 
 
 def _integers(values: Iterable[int]) -> Integers:

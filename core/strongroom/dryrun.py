@@ -22,6 +22,7 @@ from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import StateMismatchError
 from strongroom.fill import Filling, match
 from strongroom.index import Chunk
+from strongroom.metadata import narrowed
 from strongroom.opened import OpenedCheckpoint
 from strongroom.plan import chunk_number, plan_read
 from strongroom.selection import Selection
@@ -171,10 +172,11 @@ def plan_restore(
 def _reads(opened: OpenedCheckpoint, filling: Filling) -> tuple[ReadOfFile, ...]:
     tensors: dict[str, dict[str, None]] = defaultdict(dict)
     extents: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for item, target in plan_read(filling.targets, filling.records):
+    records = narrowed(filling.targets, filling.records)
+    for item, target in plan_read(filling.targets, records):
         if target.numel() == 0:
             continue
-        record = filling.records[item.dest_index.fqn]
+        record = records[item.dest_index.fqn]
         chunk = record.chunks[chunk_number(record, item.storage_index)]
         tensors[chunk.path][record.name] = None
         extents[chunk.path].append(_extent(item, chunk, record.dtype))

@@ -7,9 +7,10 @@ only what is looked at is turned into DCP's objects. Nothing here plans (`strong
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -20,9 +21,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from strongroom import dtypes
+from strongroom.columns import Box
 from strongroom.index import TensorRecord
 
-__all__ = ["dcp_metadata"]
+__all__ = ["dcp_metadata", "narrowed"]
+
+_FEW: Final = 8
+"""So many chunks of a tensor are not worth choosing among."""
 
 
 def dcp_metadata(
@@ -39,6 +44,33 @@ def dcp_metadata(
         "dict[str, STORAGE_TYPES]", _Entries(records, dict.fromkeys(values, BytesStorageMetadata()))
     )
     return Metadata(state_dict_metadata=entries, planner_data=planner_data)
+
+
+def narrowed(
+    targets: Mapping[str, torch.Tensor], records: Mapping[str, TensorRecord]
+) -> dict[str, TensorRecord]:
+    """The records, with only those chunks that hold something of what this process holds of its targets.
+
+    A tensor of ``n`` chunks on each of ``n`` ranks would else cost every rank ``n`` of DCP's
+    objects to find the one that it reads. Planning and fetching must be given the same records.
+    """
+    wide = {
+        name: target
+        for name, target in targets.items()
+        if len(records[name].chunks) > _FEW and type(target) not in (torch.Tensor, torch.nn.Parameter)
+    }
+    if not wide:
+        return dict(records)
+    # What a rank would save of a tensor is what it holds of it.
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(dict(wide), is_coordinator=False)
+    boxes: dict[str, list[Box]] = {name: [] for name in wide}
+    for item in planner.create_local_plan().items:
+        if item.tensor_data is not None:
+            boxes[item.index.fqn].append((item.tensor_data.chunk.offsets, item.tensor_data.chunk.sizes))
+    return {
+        name: record.reached_by(boxes[name]) if name in boxes else record for name, record in records.items()
+    }
 
 
 class _Entries(Mapping[str, STORAGE_TYPES]):

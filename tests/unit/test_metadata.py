@@ -8,11 +8,19 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from strongroom.columns import Columns
 from strongroom.index import Chunk, TensorRecord
-from strongroom.metadata import dcp_metadata
+from strongroom.metadata import dcp_metadata, narrowed
+from strongroom.plan import chunk_number, plan_read
 
 
 class Watched(Mapping[str, TensorRecord]):
@@ -91,3 +99,85 @@ def test_a_copy_is_plain() -> None:
     for copied in (copy.deepcopy(metadata), pickle.loads(pickle.dumps(metadata))):
         assert type(copied.state_dict_metadata) is dict
         assert copied.state_dict_metadata == dict(metadata.state_dict_metadata)
+
+
+# ----------------------------------------------------------------------------------- only what is read
+
+
+def stored(rows: int, width: int, pieces: int) -> TensorRecord:
+    """A tensor in pieces of rows, as an index holds it that was read."""
+    path = "00000-00.safetensors"
+    piece = rows // pieces
+    chunks = tuple(
+        Chunk((piece * number, 0), (piece, width), path, 4 * piece * width * number)
+        for number in range(pieces)
+    )
+    record = TensorRecord("t", "F32", (rows, width), chunks)
+    return Columns.of([record], [path]).record(0)
+
+
+@given(st.data())
+def test_chunks_that_boxes_reach_are_those_that_share_an_element(data: st.DataObject) -> None:
+    record = stored(12, 3, data.draw(st.sampled_from([1, 3, 12])))
+    box = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(
+        lambda pair: ((pair[0], 0), (min(pair[1], 12 - pair[0]), 3))
+    )
+    boxes = data.draw(st.lists(box, max_size=3))
+    rows = {row for offsets, sizes in boxes for row in range(offsets[0], offsets[0] + sizes[0])}
+    expected = [
+        chunk
+        for chunk in record.chunks
+        if rows & set(range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]))
+    ]
+    by_hand = TensorRecord("t", "F32", (12, 3), tuple(record.chunks))
+    assert record == by_hand
+    assert list(record.reached_by(boxes).chunks) == expected
+    assert list(by_hand.reached_by(boxes).chunks) == expected
+
+
+@pytest.fixture
+def rank_5_of_16() -> Iterator[None]:
+    """One rank of a job whose others are made up: no data is ever exchanged here."""
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("rank_5_of_16")
+@pytest.mark.parametrize(
+    ("shape", "placements", "chunks"),
+    (
+        ((8, 2), [Shard(0), Shard(1)], 4),
+        ((4, 4), [Replicate(), Shard(0)], 8),
+        ((4, 4), [Replicate(), Replicate()], 32),
+        ((8, 2), [Shard(1), Replicate()], 32),
+    ),
+)
+def test_a_rank_plans_with_the_chunks_that_it_reads_and_reads_the_same(
+    shape: tuple[int, int], placements: list[Shard | Replicate], chunks: int
+) -> None:
+    mesh = init_device_mesh("cpu", shape)
+    whole = stored(128, 16, 32)
+    sizes = [128, 16]
+    for count, placement in zip(mesh.shape, placements, strict=True):
+        if isinstance(placement, Shard):
+            sizes[placement.dim] //= count
+    target = DTensor.from_local(torch.zeros(sizes), mesh, placements, run_check=False)
+    records = narrowed({"t": target, "plain": torch.zeros(128, 16)}, {"t": whole, "plain": whole})
+    assert len(records["t"].chunks) == chunks
+    assert len(records["plain"].chunks) == 32
+
+    def reads(record: TensorRecord) -> list[tuple[Chunk, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        return [
+            (
+                record.chunks[chunk_number(record, item.storage_index)],
+                tuple(item.storage_offsets),
+                tuple(item.dest_offsets),
+                tuple(item.lengths),
+            )
+            for item, _ in plan_read({"t": target}, {"t": record})
+        ]
+
+    assert sorted(reads(records["t"]), key=str) == sorted(reads(whole), key=str)
