@@ -279,7 +279,14 @@ def _picker(numbers: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], tuple[
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a (possibly distributed) tensor that this process holds."""
     to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local is not None else tensor.detach()
+    if to_local is not None:
+        return to_local()  # type: ignore[no-any-return]
+    local_shards = getattr(tensor, "local_shards", None)
+    if local_shards is not None:
+        # torch's older ShardedTensor, of which a rank may hold nothing.
+        held = [shard.tensor for shard in local_shards()]
+        return held[0].detach() if held else torch.empty(0, dtype=tensor.dtype)
+    return tensor.detach()
 
 
 def _problem(tensor: torch.Tensor) -> str | None:

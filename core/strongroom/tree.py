@@ -392,6 +392,12 @@ class _Capture:
         """Check all tensors, and find those that are one memory."""
         found, captured = self._found, self._captured
         seen = survey(found.tensors, found.paths, self._memory.survey)
+        for position, *_ in seen.placements:
+            if found.regions[position].is_own:
+                raise StateEncodingError(
+                    key_path(found.paths[position]),
+                    "a distributed tensor lies on several ranks and is none's own; leave it out of PerRank(...)",
+                )
         captured.tensors = dict(zip(found.names, found.tensors, strict=True))
         if len(captured.tensors) != len(found.names):
             self._refuse_double_names()
