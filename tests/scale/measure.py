@@ -19,9 +19,11 @@ import plans
 from strongroom import completeness
 from strongroom.index import Index, decode_index, encode_index
 from strongroom.messages import Message
+from strongroom.metadata import narrowed
 from strongroom.ownership import Owners, encode_held
+from strongroom.plan import plan_read
 
-__all__ = ["Costs", "Peer", "cpu_s", "measure", "measure_peer"]
+__all__ = ["Costs", "Peer", "cpu_s", "measure", "measure_peer", "measure_read"]
 
 T = TypeVar("T")
 
@@ -90,6 +92,19 @@ def _merged(parts: Sequence[bytes]) -> Index:
     return completeness.merge((decode_index(part, "a part", is_partial=True)[0] for part in parts), {})
 
 
+def measure_read(tensors: int, ranks: int, runs: int = 3) -> tuple[float, int]:
+    """One rank's CPU time from the index's bytes to its planned reads, and how many these are."""
+    data = encode_index(completeness.merge(plans.sharded_parts(tensors, ranks), {}), plans.BOUND)
+
+    def plan() -> int:
+        index, _ = decode_index(data, "the index")
+        records = narrowed(targets, {name: index.tensors[name] for name in targets})
+        return len(plan_read(targets, records))
+
+    with plans.targets(tensors, ranks) as targets:
+        return cpu_s(plan, runs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
     """Stock DCP's: what ranks send pickled, and its pickled ``.metadata``."""
@@ -140,6 +155,12 @@ def main() -> None:
              _s(costs.decode_s))
         )  # fmt: skip
     _table(heads, rows)
+
+    reads = [(ranks, *measure_read(1000, ranks)) for ranks in (128, 256, 512, 1024)]
+    _table(
+        ("ranks", "reads of one rank", "reading the index and planning them"),
+        [(f"{ranks:,}", f"{count:,}", _s(seconds)) for ranks, seconds, count in reads],
+    )
 
     ours, peer = measure(plans.sharded_parts, 1000, 512), measure_peer(plans.sharded_parts, 1000, 512)
     _table(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -15,6 +17,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord
@@ -22,7 +27,16 @@ from strongroom.layout import CheckpointName, shard_path
 from strongroom.ownership import HeldChunk
 from strongroom.shards import ChunkSpec, binding
 
-__all__ = ["BOUND", "held_by", "name_of", "peer_metadata", "peer_plan", "sharded_parts", "small_parts"]
+__all__ = [
+    "BOUND",
+    "held_by",
+    "name_of",
+    "peer_metadata",
+    "peer_plan",
+    "sharded_parts",
+    "small_parts",
+    "targets",
+]
 
 BOUND = binding("run", CheckpointName(launch=1, step=7, attempt="0123456789abcdef"))
 
@@ -132,3 +146,18 @@ def peer_plan(held: Sequence[HeldChunk], shapes: dict[str, tuple[int, ...]]) -> 
             for one in held
         ]
     )
+
+
+@contextmanager
+def targets(tensors: int, ranks: int) -> Iterator[dict[str, torch.Tensor]]:
+    """What one rank of the job of `sharded_parts` holds; its other ranks are made up."""
+    dist.init_process_group("fake", store=FakeStore(), rank=ranks // 3, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        local = torch.empty(ROWS_EACH, COLUMNS)
+        yield {
+            name_of(number): DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+            for number in range(tensors)
+        }
+    finally:
+        dist.destroy_process_group()

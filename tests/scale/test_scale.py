@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import plans
 import pytest
-from measure import Costs, measure, measure_peer
+from measure import Costs, measure, measure_peer, measure_read
 
 SLACK = 4.0
 """Times of a busy machine differ by less; sixteen times as many chunks at quadratic cost by sixteen."""
@@ -52,3 +52,10 @@ def test_the_index_is_a_quarter_of_stock_dcps_metadata_in_size_and_time() -> Non
     assert ours.index_bytes <= 0.25 * peer.metadata_bytes
     assert ours.encode_s <= 0.25 * peer.pickle_s
     assert ours.decode_s <= 0.25 * peer.unpickle_s
+
+
+def test_a_ranks_reads_are_planned_without_looking_at_every_other_ranks_chunks() -> None:
+    few, many = measure_read(50, 16, runs=2), measure_read(50, 256, runs=2)
+    assert few[1] == many[1] == 50
+    # All but the columns is the same work; with DCP's objects for every chunk it is sixteen times as much.
+    assert many[0] < SLACK * few[0]
