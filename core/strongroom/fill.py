@@ -28,6 +28,7 @@ from strongroom.modules import ModuleState, is_extra, read_module
 from strongroom.optim import NamedParameters, OptimizerState
 from strongroom.rebuild import Rebuilder, set_generator
 from strongroom.selection import Selection
+from strongroom.survey import is_carried, is_sharded
 from strongroom.tree import PerRank, find_modules, is_stateful
 from strongroom.values import Node
 
@@ -456,6 +457,12 @@ class _Matcher:
                 f"{name}: belongs to a lazy module that was never called here; call it once before restoring"
             )
             return False
+        if not is_carried(target):
+            self._different.append(
+                f"{name}: a tensor of the subclass {type(target).__qualname__} cannot be filled; restore what it "
+                "is made of, or restore a state without it and build it from that"
+            )
+            return False
         local = target.detach()
         problem = difference(local, record)
         if problem is not None:
@@ -592,7 +599,7 @@ def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
         problem = (
             f"{str(target.dtype).removeprefix('torch.')}{list(target.shape)} here, {stored} in the checkpoint"
         )
-    elif target.is_meta:
+    elif stage.local_tensor(target).is_meta:
         problem = "is on the meta device here; materialize it before restoring"
     elif _overlaps_itself(target):
         problem = "its elements share memory here (an expanded tensor?), so they cannot be filled; clone() it"
@@ -600,6 +607,8 @@ def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    if is_sharded(tensor):
+        return False
     local = stage.local_tensor(tensor)
     if local.numel() == 0 or local.is_contiguous():
         return False
@@ -612,6 +621,8 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:
+    if is_sharded(tensor):
+        return None
     local = stage.local_tensor(tensor)
     if local.numel() == 0:
         return None

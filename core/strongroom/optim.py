@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate
 
 from strongroom import paths
 from strongroom.atoms import RefusedError
@@ -214,8 +215,9 @@ def state_target(
 ) -> torch.Tensor:
     """Memory for a stored piece of a parameter's state: what is there if it fits, else new.
 
-    New memory lies where the parameter lies, with its mesh and placements where the shapes
-    are equal, and always has the stored dtype.
+    New memory lies where the parameter lies, on its mesh, with its placements where the shapes
+    are equal (else replicated), and always has the stored dtype. What has no dimension is
+    a plain tensor, as torch's optimizers have it.
     """
     present = optimizer.state.get(parameter, {})
     existing = present.get(key) if isinstance(present, dict) else None
@@ -224,6 +226,11 @@ def state_target(
     if tuple(parameter.shape) == shape and shape:
         with torch.no_grad():
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if shape and isinstance(parameter, DTensor):
+        # Of another shape, but for the same computation, which mixes no plain tensors in.
+        mesh = parameter.device_mesh
+        local = torch.empty(shape, dtype=dtype, device=parameter.device)
+        return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
     # torch keeps the step counter on the host, and moves it itself where a kernel wants it.
     device = torch.device("cpu") if key == "step" else parameter.device
     return torch.empty(shape, dtype=dtype, device=device)

@@ -15,13 +15,14 @@ from operator import attrgetter
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from strongroom import dtypes, stage
 from strongroom.errors import StateEncodingError
 from strongroom.guards import Guard, guard_of
 from strongroom.keypath import Path, key_path
 
-__all__ = ["Survey", "is_distributed", "is_sharded", "memory_of", "survey"]
+__all__ = ["Survey", "is_carried", "is_distributed", "is_sharded", "memory_of", "survey"]
 
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -149,16 +150,11 @@ def _held(
 
 
 def _held_shard(tensor: Any, path: Path) -> torch.Tensor:
+    """The first of the pieces that a process holds."""
     shards = tensor.local_shards()
-    if len(shards) > 1:
-        raise StateEncodingError(
-            key_path(path), f"a ShardedTensor with {len(shards)} pieces in one process is not carried"
-        )
-    if not shards:
-        return torch.empty(0, dtype=tensor.dtype)
-    local: torch.Tensor = shards[0].tensor
-    stage.check_tensor(local, key_path(path))
-    return local
+    for shard in shards:
+        stage.check_tensor(shard.tensor, key_path(path))
+    return shards[0].tensor if shards else torch.empty(0, dtype=tensor.dtype)
 
 
 def _refuse_first(tensors: Iterable[torch.Tensor], paths: Iterable[Path]) -> None:
@@ -187,7 +183,7 @@ def _shared(
 
 def memory_of(tensor: torch.Tensor, local: torch.Tensor) -> Any:
     """A key that two tensors share exactly when they are the same view of the same memory; None: of none."""
-    if local.numel() == 0:
+    if local.numel() == 0 or is_sharded(tensor):
         return None
     return (
         local.device,
@@ -202,9 +198,14 @@ def memory_of(tensor: torch.Tensor, local: torch.Tensor) -> Any:
     )
 
 
+def is_carried(tensor: torch.Tensor) -> bool:
+    """Whether it is of a class whose data are all there is to it."""
+    return type(tensor) in _PLAIN or is_sharded(tensor) or isinstance(tensor, DTensor)
+
+
 def is_distributed(tensor: torch.Tensor) -> bool:
     """Whether other ranks may hold other parts of it."""
-    return type(tensor) not in _PLAIN and (hasattr(tensor, "placements") or is_sharded(tensor))
+    return isinstance(tensor, DTensor) or is_sharded(tensor)
 
 
 def is_sharded(tensor: Any) -> bool:
