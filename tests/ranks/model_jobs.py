@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from pathlib import Path
 
 import torch
@@ -15,8 +14,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-
-from strongroom import PerRank
 
 STYLES = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp x tp")
 EXACT = frozenset({"plain", "ddp", "fsdp", "hsdp"})
@@ -155,42 +152,3 @@ def restore_everywhere(root: Path, styles: tuple[str, ...], steps: int = 2) -> l
                 wrong += [f"{style}, {turn}: {name}" for name in names]
                 train(model, optimizer, range(1))
     return wrong
-
-
-def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """A digest of this rank's part of everything."""
-    found = hashlib.sha256()
-    values = [*model.state_dict().values()]
-    for state in optimizer.state.values():
-        values.extend(state.values())
-    for value in values:
-        local = value.to_local() if isinstance(value, DTensor) else value
-        found.update(local.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def run_through(root: Path, style: str, save_at: int, end: int) -> str:
-    """Train, save on the way, and train on while it is written; a digest of the end."""
-    model, optimizer = build(style, dropout=0.3)
-    torch.manual_seed(50 + dist.get_rank())
-    with checkpointer(root) as opened:
-        train(model, optimizer, range(save_at), own_data=True)
-        rng = PerRank(torch.get_rng_state())
-        opened.save(save_at, {"model": model, "optimizer": optimizer, "rng": rng})
-        train(model, optimizer, range(save_at, end), own_data=True)
-    return digest_of(model, optimizer)
-
-
-def resume(root: Path, style: str, end: int) -> str:
-    """Restore in a new job and train to the end; a digest of it."""
-    model, optimizer = build(style, dropout=0.3)
-    state = {"model": model, "optimizer": optimizer, "rng": PerRank(torch.get_rng_state())}
-    with checkpointer(root) as opened:
-        restored = opened.restore(state)
-    torch.set_rng_state(restored.state["rng"])
-    train(model, optimizer, range(restored.step, end), own_data=True)
-    return digest_of(model, optimizer)
-
-
-def resume_all(roots: dict[str, Path], end: int) -> dict[str, str]:
-    return {style: resume(root, style, end) for style, root in roots.items()}
