@@ -109,6 +109,17 @@ class History:
         more = f" and {len(steps) - 10} more" if len(steps) > 10 else ""
         raise CheckpointNotFoundError(f"no checkpoint of step {step} is committed here; {there}{more}")
 
+    def whole(self, name: CheckpointName) -> Commit:
+        """A checkpoint's commit.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        commit = self.commits.get(name)
+        if commit is None:
+            raise IntegrityError(self.damaged[name])
+        return commit
+
     @property
     def verified(self) -> frozenset[CheckpointName]:
         """Checkpoints that some writer restored, and so read and found whole, before its launch."""

@@ -34,12 +34,15 @@ from strongroom.config import (
     choose_digest,
     load_policy,
 )
+from strongroom.dryrun import RestorePlan, plan_restore
 from strongroom.errors import (
     AccessDeniedError,
     ClosedError,
     ConfigError,
     FencedError,
     FormatError,
+    IntegrityError,
+    NoWholeCheckpointError,
     ObjectNotFoundError,
     RanksDisagreeError,
     SaveError,
@@ -67,7 +70,9 @@ from strongroom.manifest import (
     check_run_id,
 )
 from strongroom.messages import Message
+from strongroom.opened import open_checkpoint
 from strongroom.ownership import Owners
+from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
 from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.restore import Restored, Source
@@ -196,6 +201,8 @@ class Checkpointer:
             ``"skip"`` (a handle with ``skipped`` set, and a `SaveSkipped` event).
         memory_budget: bytes of host memory that this process's copy of the state may take. What
             has no room is written while `save` waits. None: what the host has available.
+        max_bytes_per_second: how fast this process writes at most, so that training keeps some of a
+            shared disk or network. None: as fast as it can.
         overlap_device_copy: whether `save` returns while tensors on an accelerator are still being
             copied. The next step of the state's optimizers then waits for the copy, on the
             device; change such tensors in no other way before `SaveHandle.wait_staged`.
@@ -223,6 +230,7 @@ class Checkpointer:
         process_group: Any = None,
         when_busy: str = "wait",
         memory_budget: int | None = None,
+        max_bytes_per_second: float | None = None,
         overlap_device_copy: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
@@ -248,6 +256,7 @@ class Checkpointer:
         self._clock = clock
         self._draw = draw
         self._workers = default_workers()
+        self._pace = Pace(max_bytes_per_second)
 
         self._catalog = Catalog(self._store)
         self._sources = [Source(store=self._store, read_history=self._catalog.history)]
@@ -343,6 +352,7 @@ class Checkpointer:
             world_size=self._ranks.world_size,
             deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
+            pace=self._pace,
         )
         try:
             self._stager.learn(said, own)
@@ -725,12 +735,11 @@ class Checkpointer:
             self._join()
             return None if step is None else _check_step(step)
 
-        patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         result = restoring.restore(
             self._sources,
             state,
             ready=ready,
-            selection=Selection(strict=strict, only=patterns, rename=dict(rename or {})),
+            selection=_selection(strict, only, rename),
             max_fallback=self._max_fallback,
             accept_older=accept_older,
             ranks=self._ranks,
@@ -749,6 +758,61 @@ class Checkpointer:
         # What comes next is a new line, whatever this writer has saved until now.
         self._turn = self._newest = self._last = self._committed = self._fenced = None
         return restored
+
+    def plan_restore(
+        self,
+        state: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        only: str | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+    ) -> RestorePlan | None:
+        """Say what `restore` with the same arguments would do on this rank, and touch nothing.
+
+        What this rank would read of which shard, and all that is missing, unexpected or different.
+        Index and documents are verified; shards are not opened, so a restore may still find one of
+        them damaged. Concerns no other rank: each has a plan of its own.
+
+        Returns:
+            the plan for the newest checkpoint whose index and documents are whole; None only where
+            nothing was committed. ``print(plan)`` is for people.
+
+        Raises:
+            IntegrityError: that of ``step``, or of every checkpoint, is damaged.
+            CheckpointNotFoundError: no checkpoint of that step.
+            StoreError: the store could not be asked.
+        """
+        self._check_open()
+        wanted = None if step is None else _check_step(step)
+        selection = _selection(strict, only, rename)
+        for source in self._sources:
+            history = source.read_history()
+            if wanted is None and not history.has_commits:
+                continue
+            names = history.line.newest_first if wanted is None else (history.at_step(wanted),)
+            reasons = []
+            for name in names:
+                try:
+                    commit = history.whole(name)
+                    return plan_restore(
+                        open_checkpoint(source.store, commit),
+                        state,
+                        checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
+                        rank=self._ranks.rank,
+                        world_size=self._ranks.world_size,
+                        selection=selection,
+                    )
+                except IntegrityError as error:
+                    if wanted is not None:
+                        raise
+                    reasons.append((name.step, str(error)))
+            raise NoWholeCheckpointError(
+                "checkpoints were committed here, and none is whole: "
+                + "; ".join(f"step {number}: {reason}" for number, reason in reasons),
+                reasons=reasons,
+            )
+        return None
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every committed checkpoint: the current line newest first, then superseded ones.
@@ -833,6 +897,11 @@ class Checkpointer:
     @property
     def _run_name(self) -> str:
         return self._turn.launch.run if self._turn else ""
+
+
+def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None) -> Selection:
+    patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
+    return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
 
 
 def _words(call: tuple[str, Any]) -> str:

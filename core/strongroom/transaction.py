@@ -39,6 +39,7 @@ from strongroom.manifest import (
     Manifest,
     Run,
 )
+from strongroom.pace import Pace
 from strongroom.shards import WrittenFile, write_file
 from strongroom.stores.base import Store
 
@@ -164,6 +165,7 @@ class Attempt:
         world_size: int,
         deadline: Deadline,
         now_ms: Callable[[], int],
+        pace: Pace | None = None,
     ) -> None:
         self.name = name
         self.run = launch.run
@@ -174,13 +176,20 @@ class Attempt:
         self._parent = parent
         self._world_size = world_size
         self._now_ms = now_ms
+        self._pace = pace
         self._may_be_committed = False
 
     def write(self, path: str, pieces: Iterable[Buffer], *, length_bytes: int) -> WrittenFile:
         """Write one file under ``data/``; it is on stable storage on return."""
         self.deadline.check(f"about to write {path}")
         return write_file(
-            self._store, self.name, path, pieces, length_bytes=length_bytes, algorithm=self.algorithm
+            self._store,
+            self.name,
+            path,
+            pieces,
+            length_bytes=length_bytes,
+            algorithm=self.algorithm,
+            pace=self._pace,
         )
 
     def write_whole(self, path: str, data: bytes) -> WrittenFile:

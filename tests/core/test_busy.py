@@ -68,3 +68,19 @@ def test_a_state_that_cannot_be_saved_cannot_be_prepared_for(root: Path, begin: 
 
     with pytest.raises(StateEncodingError):
         begin(root).prepare({"fn": print})
+
+
+def test_writing_can_be_held_to_a_pace(root: Path, begin: Any) -> None:
+    """A quarter of a second's worth, of which a tenth may come at once."""
+    import time
+
+    checkpointer = begin(root, max_bytes_per_second=4_000_000)
+    began = time.monotonic()
+    checkpointer.save(1, {"w": torch.ones(250_000)}).result()
+    assert time.monotonic() - began >= 0.1
+    assert torch.equal(begin(root).restore().state["w"], torch.ones(250_000))
+
+
+def test_a_pace_that_is_none_is_refused(root: Path, begin: Any) -> None:
+    with pytest.raises(ConfigError, match="positive number"):
+        begin(root, max_bytes_per_second=0)
