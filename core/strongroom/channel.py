@@ -47,7 +47,10 @@ _PART_BYTES: Final = 4 << 20
 _ANSWER_S: Final = 10.0
 """The store answers within milliseconds while its process runs; one that does not for so long is lost."""
 
-_AFTERWARDS_S: Final = 1.0
+_LATE_ANSWER_S: Final = 2.0
+"""As much, where the time that there was is over."""
+
+_AFTERWARDS_S: Final = 0.5
 """How long a call that timed out is still waited for.
 
 This process may have been stopped itself: then the time is over, and the answer is about to come.
@@ -58,23 +61,38 @@ _TRY_S: Final = 10.0
 _NONCE: Final = "nonce"
 
 
+class _Line:
+    """The way to the coordinator's store, of all channels of one rank.
+
+    Args:
+        connect: opens a connection.
+    """
+
+    def __init__(self, connect: Callable[[], TCPStore]) -> None:
+        self.connect = connect
+        # Why it is gone for good: the store ends with its process, and does not come back.
+        self.end: str | None = None
+
+
 class Channel:
     """One rank's end. Keys are strings; every method ends within the time that it is given.
 
     Args:
         rank: this rank.
         world_size: how many there are.
-        connect: opens a connection of its own to the coordinator's store.
+        connect: opens a connection of its own to the coordinator's store; or what another channel
+            of this rank knows of it.
 
     Attributes:
         phase: what the ranks are doing, for errors.
     """
 
-    def __init__(self, rank: int, world_size: int, connect: Callable[[], TCPStore]) -> None:
+    def __init__(self, rank: int, world_size: int, connect: Callable[[], TCPStore] | _Line) -> None:
         self.rank = rank
         self.world_size = world_size
         self.phase = "meeting"
-        self._connect = connect
+        self._line = connect if isinstance(connect, _Line) else _Line(connect)
+        self._is_answering = True
         self._process_id = os.getpid()
         self._parts: dict[str, int] = {}
         self._queue: _Queue | None = None
@@ -83,7 +101,7 @@ class Channel:
 
     def beside(self) -> Channel:
         """A channel to the same ranks for another thread: a connection serves one call at a time."""
-        return Channel(self.rank, self.world_size, self._connect)
+        return Channel(self.rank, self.world_size, self._line)
 
     def close(self) -> None:
         """Let the connection go, once what was asked of it is done."""
@@ -92,6 +110,9 @@ class Channel:
 
     def post(self, key: str, value: bytes, *, within_s: float = _ANSWER_S) -> None:
         """Leave a value under a key.
+
+        Args:
+            within_s: how long to wait until it is there; 0: not at all, nor for an error.
 
         Raises:
             RanksError: the coordinator cannot be reached.
@@ -107,7 +128,10 @@ class Channel:
             for name, part in cut:
                 store.set(name, part)  # type: ignore[arg-type]
 
-        self._call(act, within_s)
+        if within_s > 0:
+            self._call(act, within_s)
+        else:
+            self._ask(act)
 
     def read(self, key: str, *, until: float, missing: Callable[[], RanksError]) -> bytes:
         """Wait for a value and take it.
@@ -218,7 +242,7 @@ class Channel:
                 return True
             return bool(store.check(list(keys)))
 
-        return self._call(act, max(left, 0.0) + _AFTERWARDS_S)
+        return self._call(act, max(left, _AFTERWARDS_S))
 
     def _call(self, act: Callable[[TCPStore], _T], within_s: float) -> _T:
         """Have the connection's thread do something, and wait for it so long."""
@@ -227,18 +251,24 @@ class Channel:
         try:
             self._ask(act, answer)
             result = _wait_for(answer, within_s)
-            is_answered = True
+            is_answered = self._is_answering = True
         except FutureTimeoutError:
-            raise self._lost(f"it has not answered for {within_s:.0f} s") from None
-        except (RanksError, DistNetworkError, DistStoreError, RuntimeError) as error:
-            if isinstance(error, RanksError):
-                raise
+            self._is_answering = False
+            raise self._lost("it does not answer") from None
+        except RuntimeError as error:
+            if isinstance(error, DistNetworkError):
+                self._line.end = f"{error!s:.200}"
             raise self._lost(f"{error!s:.200}") from None
         finally:
             if not is_answered:
                 # An answer that is no longer waited for must not be taken for the next one's.
                 self._hang_up()
         return result
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the coordinator's store has answered when it was asked last."""
+        return self._is_answering and self._line.end is None
 
     def _ask(self, act: _Act, answer: Future[Any] | None = None) -> None:
         if self._process_id != os.getpid():
@@ -247,11 +277,13 @@ class Channel:
                 "is a fork",
                 phase=self.phase,
             )
+        if self._line.end is not None:
+            raise self._lost(self._line.end)
         if self._queue is None:
             queue: _Queue = SimpleQueue()
             # A daemon: a call that never ends must not keep the interpreter from ending.
             threading.Thread(
-                target=_serve, args=(queue, self._connect), name="strongroom-ranks", daemon=True
+                target=_serve, args=(queue, self._line.connect), name="strongroom-ranks", daemon=True
             ).start()
             self._queue = queue
             self._end = weakref.finalize(self, queue.put, None)
@@ -304,7 +336,7 @@ def _wait_for(answer: Future[_T], within_s: float) -> _T:
 
 
 def _left(until: float) -> float:
-    return max(until - time.monotonic(), _ANSWER_S)
+    return max(until - time.monotonic(), _LATE_ANSWER_S)
 
 
 def open_channel(
@@ -352,6 +384,9 @@ def _client(address: Address, hosts: Sequence[str], _server: TCPStore | None = N
     problems = []
     for host in hosts:
         try:
+            # It listens before its address is told: refused is refused for good, and TCPStore would try on.
+            with socket.create_connection((host, address["port"]), _TRY_S):
+                pass
             store = TCPStore(
                 host,
                 address["port"],
@@ -363,7 +398,7 @@ def _client(address: Address, hosts: Sequence[str], _server: TCPStore | None = N
                 store.set_timeout(timedelta(seconds=_CONNECT_S))
                 return store
             problems.append(f"{host}: something else answers there")
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             problems.append(f"{host}: {error!s:.120}")
     raise RanksMissingError(
         f"rank 0 listens on port {address['port']} and cannot be reached from here: {'; '.join(problems)}. "

@@ -514,7 +514,9 @@ class Checkpointer:
             return Verdict()
 
         try:
-            self._ranks.lane("main").agree("looking at the root", look, decide, timeout_s=self._timeout_s)
+            self._ranks.lane("main").agree(
+                "looking at the root", look, decide, timeout_s=self._timeout_s, goes_on=True
+            )
         except BaseException:
             self._turn = None
             raise

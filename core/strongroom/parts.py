@@ -134,6 +134,7 @@ def write_together(
             linger_s=_LINGER_S,
             name=str(attempt.name),
             is_work=True,
+            is_final=True,
         )
     except RanksError as error:
         if committed is not None:

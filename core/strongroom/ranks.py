@@ -161,13 +161,14 @@ class Ranks:
 class Lane:
     """Rounds of agreement among all ranks, one after the other.
 
-    Every rank must go through the same rounds; a round that failed counts, so that ranks which
-    raised in it still meet in the next. A round with a name of its own is not counted.
+    Every rank must make the same calls; one that failed counts, so that ranks which raised in it
+    still meet in the next, whatever round of it each had come to.
     """
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._ranks = ranks
         self._name = name
+        self._call = 0
         self._round = 0
         self._channel: Channel | None = None
         self._over: list[Round] = []
@@ -188,20 +189,23 @@ class Lane:
         timeout_s: float,
         linger_s: float = 0.0,
         name: str | None = None,
+        goes_on: bool = False,
         is_work: bool = False,
+        is_final: bool = False,
     ) -> tuple[Message, Message]:
         """Propose, and return what the coordinator decided: for all, and for this rank.
 
         Args:
             phase: what the ranks are doing, for errors.
             propose: this rank's message.
-            decide: takes every rank's message in rank order; runs on the coordinator alone. Once it
-                has returned, its decision stands.
+            decide: takes every rank's message in rank order; runs on the coordinator alone.
             timeout_s: after which the coordinator waits no more for a rank. The others wait a little
                 longer, for word of whom it missed.
             linger_s: how long the coordinator waits until the others have taken the decision, where
                 its process may end right after.
-            name: the round's, where ranks may have come through different numbers of rounds.
+            name: the round's own, where calls are not what is counted.
+            goes_on: whether this is a further round of the call that the last one began.
+            is_final: whether the decision, once made, stands whoever has given up waiting for it.
             is_work: whether the time begins before the proposal and not after it, as where to propose
                 is to do the work.
 
@@ -215,8 +219,8 @@ class Lane:
             verdict = decide([propose()])
             return verdict.shared, verdict.own.get(0, Message())
         if name is None:
-            self._round += 1
-            name = str(self._round)
+            self._call, self._round = (self._call, self._round + 1) if goes_on else (self._call + 1, 1)
+            name = f"{self._call}.{self._round}"
         channel = self.open(timeout_s)
         channel.phase = phase
         talk = Round(channel, f"{self._name}/{name}", phase, timeout_s, is_work=is_work)
@@ -224,7 +228,7 @@ class Lane:
             return talk.follow(propose)
         over, self._over = self._over, []
         try:
-            return talk.lead(propose, decide, linger_s)
+            return talk.lead(propose, decide, linger_s, is_final=is_final)
         finally:
             # What this round was met in by all ranks, nobody looks back from.
             if talk.has_met:

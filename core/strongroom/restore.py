@@ -163,7 +163,7 @@ def restore(
                 return Message(members={"damaged": str(error), "is_blind": is_blind})
             return Message()
 
-        said, _ = lane.agree(phase, propose, course.decide, timeout_s=timeout_s)
+        said, _ = lane.agree(phase, propose, course.decide, timeout_s=timeout_s, goes_on=True)
         return said
 
     def look() -> Message:
@@ -193,7 +193,13 @@ def restore(
     if said.members["do"] == "nothing":
         return None
     # What follows is no longer undone; but nobody goes on before everybody is there.
-    lane.agree(f"loading {reading.commit.name}", reading.load, lambda _: Verdict(), timeout_s=timeout_s)
+    lane.agree(
+        f"loading {reading.commit.name}",
+        reading.load,
+        lambda _: Verdict(),
+        timeout_s=timeout_s,
+        goes_on=True,
+    )
     skipped = tuple((step, reason) for step, reason in said.members["skipped"])
     commit = reading.commit
     emitter.emit(

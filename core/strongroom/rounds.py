@@ -79,6 +79,7 @@ class Round:
         self._timeout_s = timeout_s
         self._grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, timeout_s / 4))
         self._until = time.monotonic() + timeout_s if is_work else None
+        self._ends_at = 0.0
         self._prefix = prefix
         self._verdict = f"{prefix}/verdict"
         self._withdrawn = f"{prefix}/withdrawn"
@@ -94,11 +95,20 @@ class Round:
     # ------------------------------------------------------------------------------- the coordinator
 
     def lead(
-        self, propose: Callable[[], Message], decide: Callable[[list[Message]], Verdict], linger_s: float
+        self,
+        propose: Callable[[], Message],
+        decide: Callable[[list[Message]], Verdict],
+        linger_s: float,
+        *,
+        is_final: bool,
     ) -> tuple[Message, Message]:
         try:
             mine = propose()
-            verdict = decide([mine, *self._gather()])
+            said = [mine, *self._gather()]
+            self._check_wanted()
+            verdict = decide(said)
+            if not is_final:
+                self._check_wanted()
             for rank, message in verdict.own.items():
                 if rank != 0:
                     self._channel.post(self._own(rank), message.encode())
@@ -133,10 +143,9 @@ class Round:
 
         Raises:
             RanksMissingError: some have not come in time.
-        RanksError: this rank itself comes too late.
             RanksDisagreeError: they are doing something else.
         """
-        until = time.monotonic() + self._timeout_s if self._until is None else self._until
+        self._ends_at = until = time.monotonic() + self._timeout_s if self._until is None else self._until
         self._channel.post(self._proposal(0), b"")
         keys = [self._proposal(rank) for rank in range(1, self._world_size)]
         encoded = self._channel.read_all(keys, until=until, missing=self._missing)
@@ -162,11 +171,19 @@ class Round:
                 ranks=sorted(rank for ranks in elsewhere.values() for rank in ranks),
                 phase=self._phase,
             )
+        return said
+
+    def _check_wanted(self) -> None:
+        """Raise where a rank waits for the decision no longer."""
         withdrawn = self._channel.look(self._withdrawn)
         if withdrawn is not None:
             members = Message.decode(withdrawn).members
-            raise _FailedElsewhereError(members["rank"], members["error"], self._phase)
-        late_s = time.monotonic() - until - self._grace_s
+            rank, error = members["rank"], dict(members["error"])
+            if error["kind"] == RanksMissingError.__name__:
+                # Not "missing" for those who hear this: they know that nothing was decided.
+                error |= {"kind": RanksError.__name__, "text": f"rank {rank} gave up: {error['text']}"}
+            raise _FailedElsewhereError(rank, error, self._phase)
+        late_s = time.monotonic() - self._ends_at - self._grace_s
         if late_s > 0:
             # Not "missing": who hears this knows that nothing was decided.
             raise RanksError(
@@ -175,7 +192,6 @@ class Round:
                 ranks=(0,),
                 phase=self._phase,
             )
-        return said
 
     def _missing(self, places: Sequence[int]) -> RanksMissingError:
         ranks = [place + 1 for place in places]
@@ -244,19 +260,22 @@ class Round:
     def _give_up(self, error: BaseException, *, is_heard: bool, is_posted: bool) -> None:
         """Let the coordinator know, if it can be reached, that this rank takes no part."""
         members = error_members(error)
+        # Who does not answer is not waited for again; the word is left for when it wakes.
+        within_s = LAST_WORD_S if self._channel.is_answering else 0.0
         with contextlib.suppress(RanksError):
             if is_heard:
                 # The proposal may be there, whatever this rank knows of it.
                 told = Message(members={"error": members, "rank": self._rank})
-                self._channel.post(self._withdrawn, told.encode(), within_s=LAST_WORD_S)
+                self._channel.post(self._withdrawn, told.encode(), within_s=within_s)
             if not is_posted:
                 told = Message(members={"error": members, "phase": self._phase})
-                self._channel.post(self._proposal(self._rank), told.encode(), within_s=LAST_WORD_S)
+                self._channel.post(self._proposal(self._rank), told.encode(), within_s=within_s)
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        with contextlib.suppress(RanksError):
-            self._channel.add(self._acks, 1, within_s=LAST_WORD_S)
+        if self._channel.is_answering:
+            with contextlib.suppress(RanksError):
+                self._channel.add(self._acks, 1, within_s=LAST_WORD_S)
 
     def _undecided(self) -> RanksMissingError:
         """The error of a rank that waited in vain: names those who have not come, or else rank 0."""

@@ -25,6 +25,7 @@ from strongroom.errors import (
     OutcomeUnknownError,
     SaveError,
     StoreError,
+    StrongroomError,
 )
 from strongroom.layout import CheckpointName
 from strongroom.lineage import next_launch
@@ -240,6 +241,17 @@ class Attempt:
         except OutcomeUnknownError:
             self._may_be_committed = True
             raise
+        except StrongroomError:
+            raise
+        except BaseException as error:
+            # Of a store that is not ours to know: whether it was done, it does not say.
+            self._may_be_committed = True
+            if not isinstance(error, Exception):
+                raise
+            raise OutcomeUnknownError(
+                f"{self.name.commit_key} was sent, and {self._store.uri} failed with {type(error).__name__}: "
+                f"{error}; open the root again to see"
+            ) from error
         # Only this attempt ever writes this key: "exists" is an earlier answer that was lost.
         self._may_be_committed = True
         if not is_created:

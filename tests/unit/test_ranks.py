@@ -111,7 +111,7 @@ def test_pieces_larger_than_the_store_takes_at_once_arrive_whole(three: list[Ran
         said, own = one.lane("main").agree(
             "x",
             lambda: mine,
-            lambda said: Verdict(shared=said[2], own={rank: said[2] for rank in range(3)}),
+            lambda said: Verdict(shared=said[2], own=dict.fromkeys(range(3), said[2])),
             timeout_s=30,
         )
         return said.pieces["big"] == own.pieces["big"] == big
@@ -127,7 +127,7 @@ def test_one_rank_alone_talks_to_nobody() -> None:
     alone.part(1.0)
 
 
-@pytest.mark.parametrize("failed", [0, 1])
+@pytest.mark.parametrize("failed", (0, 1))
 def test_an_error_anywhere_is_an_error_everywhere_of_the_same_class(three: list[Ranks], failed: int) -> None:
     error = StateMismatchError("no", missing=["a"], different=["b: c"])
     acts: list[Act] = [agree, agree, agree]
@@ -266,6 +266,42 @@ def test_one_that_gave_up_after_it_had_proposed_stops_the_decision(three: list[R
         assert "enough" in str(outcome)
     assert not decided
     assert run(three, agree) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("is_final", (False, True))
+def test_who_gives_up_during_the_decision_undoes_it_unless_it_is_final(
+    three: list[Ranks], is_final: bool
+) -> None:
+    def lead(one: Ranks) -> Any:
+        def decide(said: list[Message]) -> Verdict:
+            time.sleep(2.5)  # longer than rank 1 waits
+            return total(said)
+
+        said, _ = one.lane("main").agree(
+            "adding", propose(0), decide, timeout_s=10, is_final=is_final, linger_s=1
+        )
+        return said.members["total"]
+
+    first, second, third = run(three, lead, lambda one: agree(one, timeout_s=0.5), agree)
+    assert isinstance(second, RanksMissingError)
+    assert second.ranks == (0,)
+    if is_final:
+        assert (first, third) == (3, 3)
+    else:
+        assert type(first) is type(third) is RanksError
+        assert "rank 1 gave up: rank 0, which coordinates, did not decide within 0.5 s" in str(first)
+    assert run(three, agree) == [3, 3, 3]
+
+
+def test_ranks_that_left_a_call_at_different_rounds_meet_in_the_next(three: list[Ranks]) -> None:
+    run(three, agree)
+    outcomes = run(three, agree, agree, failing(StoreFullError("full")))
+    assert not any(isinstance(outcome, int) for outcome in outcomes)
+    # The coordinator alone believes that the call goes on, as where it was late.
+    late = run(three[:1], lambda one: agree(one, timeout_s=0.2, goes_on=True))[0]
+    assert isinstance(late, RanksMissingError)
+    assert run(three, agree) == [3, 3, 3]
+    assert run(three, lambda one: agree(one, goes_on=True)) == [3, 3, 3]
 
 
 def test_a_named_round_is_met_in_whatever_rounds_were_missed(three: list[Ranks]) -> None:
