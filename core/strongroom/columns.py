@@ -283,8 +283,11 @@ class TensorRecords(Mapping[str, TensorRecord]):
 
     def __init__(self, columns: Columns, built: Iterable[TensorRecord] = ()) -> None:
         self._columns = columns
-        self._numbers = {name: number for number, name in enumerate(columns.names)}
         self._built = {record.name: record for record in built}
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self._columns.names)}
 
     def __getitem__(self, name: str) -> TensorRecord:
         record = self._built.get(name)

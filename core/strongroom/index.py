@@ -76,8 +76,11 @@ class Index:
         records = {record.name: record for record in tensors}
         self.files = {file.path: file for file in files}
         self.aliases = dict(aliases or {})
-        self.columns = Columns.of(list(records.values()), self.files)
-        self.tensors: Mapping[str, TensorRecord] = TensorRecords(self.columns, records.values())
+        self._hold(Columns.of(list(records.values()), self.files), records.values())
+
+    def _hold(self, columns: Columns, built: Iterable[TensorRecord] = ()) -> None:
+        self.columns = columns
+        self.tensors: Mapping[str, TensorRecord] = TensorRecords(columns, built)
 
     @classmethod
     def of_columns(
@@ -85,8 +88,7 @@ class Index:
     ) -> Index:
         """An index over columns whose ``paths`` are just those of the files, in their order."""
         index = cls((), files, aliases)
-        index.columns = columns
-        index.tensors = TensorRecords(columns)
+        index._hold(columns)
         return index
 
     def find(self, name: str) -> TensorRecord | None:
