@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from strongroom import dtypes
 from strongroom.columns import Box
 from strongroom.index import TensorRecord
+from strongroom.pieces import has_layout_of_its_own, piece_of
 
 __all__ = ["dcp_metadata", "narrowed"]
 
@@ -67,7 +68,9 @@ def narrowed(
     boxes: dict[str, list[Box]] = {name: [] for name in wide}
     for item in planner.create_local_plan().items:
         if item.tensor_data is not None:
-            boxes[item.index.fqn].append((item.tensor_data.chunk.offsets, item.tensor_data.chunk.sizes))
+            target, chunk = wide[item.index.fqn], item.tensor_data.chunk
+            piece = piece_of(target) if has_layout_of_its_own(target) else None
+            boxes[item.index.fqn].append(piece or (chunk.offsets, chunk.sizes))
     return {
         name: record.reached_by(boxes[name]) if name in boxes else record for name, record in records.items()
     }

@@ -12,29 +12,33 @@ the whole plan is quadratic before torch 2.9.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from strongroom import dtypes
-from strongroom.columns import Integers
 from strongroom.errors import SaveError, StateEncodingError, StateMismatchError
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.ownership import HeldChunk
+from strongroom.pieces import has_layout_of_its_own, piece_of, placements_of, problem_of
 from strongroom.shards import ChunkSpec, ShardLayout
+from strongroom.stage import local_tensor
 
 __all__ = [
     "LocalPlan",
     "chunk_number",
     "local_data",
     "partial_index",
-    "placements_of",
     "plan_local",
     "plan_read",
     "spec_of",
@@ -70,7 +74,7 @@ def plan_local(
         StateEncodingError: a tensor is laid out in a way that cannot be stored.
     """
     for name, tensor in tensors.items():
-        problem = _problem(tensor)
+        problem = problem_of(tensor)
         if problem is not None:
             raise StateEncodingError(name, f"{problem}; redistribute it before saving")
     planner = DefaultSavePlanner(flatten_state_dict=False)
@@ -80,6 +84,10 @@ def plan_local(
     chunks = []
     for item in planner.create_local_plan().items:
         spec = spec_of(item)
+        piece = piece_of(tensors[spec.tensor]) if has_layout_of_its_own(tensors[spec.tensor]) else None
+        if piece is not None:
+            offsets, sizes = map(tuple, piece)
+            spec = replace(spec, offsets=offsets, sizes=sizes, is_whole=False)
         is_void = 0 in spec.sizes and tensors[spec.tensor].numel()
         if not is_void:
             # Looked at now, while every rank still hears of a refusal.
@@ -90,76 +98,6 @@ def plan_local(
         shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
         placements={name: words for name, tensor in tensors.items() if (words := placements_of(tensor))},
     )
-
-
-def placements_of(tensor: torch.Tensor) -> str:
-    """A distributed tensor's layout, in words; empty for others."""
-    placements, mesh = getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
-    if placements is None or mesh is None:
-        return ""
-    shape = "x".join(map(str, mesh.shape))
-    names = f" ({', '.join(mesh.mesh_dim_names)})" if mesh.mesh_dim_names else ""
-    words = ", ".join("Replicate" if one.is_replicate() else f"Shard({one.dim})" for one in placements)
-    return f"mesh {shape}{names}: {words}"[:200]
-
-
-def _problem(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's layout cannot be planned, or None where it can."""
-    placements, mesh = getattr(tensor, "placements", None), getattr(tensor, "device_mesh", None)
-    if placements is None or mesh is None:
-        return None
-    if any(placement.is_partial() for placement in placements):
-        return "a DTensor with a Partial placement holds unreduced sums"
-    for placement in placements:
-        if not (placement.is_replicate() or isinstance(getattr(placement, "dim", None), int)):
-            return f"a DTensor with the placement {placement} is not known here"
-    if any(_split_factor(placement) > 1 for placement in placements):
-        for dimension, size in enumerate(tensor.shape):
-            if not _is_one_run(size, _cuts(mesh, placements, dimension)):
-                return (
-                    f"a DTensor with the placements {tuple(placements)} on a mesh {tuple(mesh.shape)} leaves "
-                    f"some rank with several separate pieces of dimension {dimension}"
-                )
-    return None
-
-
-def _split_factor(placement: Any) -> int:
-    """Into how many pieces a dimension counts as cut already; more than 1 where FSDP2 meets TP.
-
-    There the outer dimension of the mesh cuts what the inner one has cut before it.
-    """
-    return getattr(placement, "split_factor", 1)
-
-
-def _cuts(mesh: Any, placements: Sequence[Any], dimension: int) -> list[tuple[int, int]]:
-    """How a dimension is cut: for each cut the number of ranks, and the pieces that there are before it."""
-    return [
-        (count, _split_factor(placement))
-        for count, placement in zip(mesh.shape, placements, strict=True)
-        if not placement.is_replicate() and placement.dim == dimension
-    ]
-
-
-def _is_one_run(size: int, cuts: Sequence[tuple[int, int]]) -> bool:
-    """Whether every rank holds one run of a dimension's elements.
-
-    DCP's planners know a chunk by its first element and its size, so that one of several runs
-    would be stored, and read, as something that it is not.
-    """
-    parts = [np.arange(size)]
-    for count, factor in cuts:
-        parts = [
-            np.concatenate([_pieces(piece, count)[place] for piece in _pieces(part, factor)])
-            for part in parts
-            for place in range(count)
-        ]
-    return all(len(part) < 2 or part[-1] - part[0] == len(part) - 1 for part in parts)
-
-
-def _pieces(elements: Integers, count: int) -> list[Integers]:
-    """As `torch.chunk` cuts, with empty pieces up to the count."""
-    length = max(1, -(-len(elements) // count))
-    return [elements[length * place : length * (place + 1)] for place in range(count)]
 
 
 def spec_of(item: WriteItem) -> ChunkSpec:
@@ -238,7 +176,7 @@ def plan_read(
         StateMismatchError: a target is laid out in a way that cannot be filled.
     """
     different = [
-        f"{name}: {problem}" for name, one in targets.items() if (problem := _problem(one)) is not None
+        f"{name}: {problem}" for name, one in targets.items() if (problem := problem_of(one)) is not None
     ]
     if different:
         raise StateMismatchError(
@@ -246,12 +184,40 @@ def plan_read(
             "before restoring",
             different=different,
         )
+    own = {name: target for name, target in targets.items() if has_layout_of_its_own(target)}
+    metadata = dcp_metadata(records)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
-    planner.set_up_planner(dict(targets), metadata=dcp_metadata(records), is_coordinator=True)
+    planner.set_up_planner(
+        {name: target for name, target in targets.items() if name not in own},
+        metadata=metadata,
+        is_coordinator=True,
+    )
     (plan,) = planner.create_global_plan([planner.create_local_plan()])
     final = planner.finish_plan(plan)
     with torch.no_grad():
-        return [(item, planner.resolve_tensor(item).detach()) for item in final.items]
+        reads = [(item, planner.resolve_tensor(item).detach()) for item in final.items]
+        for name, target in own.items():
+            reads += _reads_of(name, target, metadata)
+    return reads
+
+
+def _reads_of(name: str, target: torch.Tensor, metadata: Metadata) -> list[tuple[ReadItem, torch.Tensor]]:
+    """The reads that fill a target of which DCP's planner may not know the piece that is here."""
+    piece, stored = piece_of(target), metadata.state_dict_metadata[name]
+    if piece is None or not isinstance(stored, TensorStorageMetadata):
+        return []
+    offsets, sizes = map(torch.Size, piece)
+    local = local_tensor(target).detach()
+    if local.shape != sizes:
+        problem = f"it has {list(local.shape)} here, where its layout leaves {list(sizes)}"
+        raise StateMismatchError(f"{name}: {problem}", different=[f"{name}: {problem}"])
+    reads = []
+    for item in create_read_items_for_chunk_list(name, stored, [ChunkStorageMetadata(offsets, sizes)]):
+        view = local
+        for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            view = view.narrow(dimension, start, length)
+        reads.append((item, view))
+    return reads
 
 
 def chunk_number(record: TensorRecord, index: MetadataIndex) -> int:

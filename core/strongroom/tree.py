@@ -396,7 +396,7 @@ class _Capture:
             if found.regions[position].is_own:
                 raise StateEncodingError(
                     key_path(found.paths[position]),
-                    "a distributed tensor lies on several ranks and is none's own; leave it out of PerRank(...)",
+                    "a distributed tensor lies on several ranks, and is none's own: leave it out of PerRank",
                 )
         captured.tensors = dict(zip(found.names, found.tensors, strict=True))
         if len(captured.tensors) != len(found.names):

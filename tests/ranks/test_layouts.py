@@ -51,6 +51,19 @@ def test_a_tensor_of_any_layout_is_restored_into_every_other(crews: Crews, tmp_p
     assert wrong == [[]] * 4
 
 
+@pytest.mark.parametrize("mesh", ((3, 2), (2, 3)))
+def test_fsdp2_over_uneven_rows_is_restored_as_it_lies(
+    mesh: tuple[int, int], crews: Crews, tmp_path: Path
+) -> None:
+    # DCP's planners take some rank's piece of these for another one.
+    tensors = {f"{rows} rows": ((rows, 2), torch.float32) for rows in (1, 7, 13, 16)}
+    fsdp2, rows = (dict.fromkeys(tensors, Layout(*made)) for made in ((mesh, "S0"), ((6,), "0")))
+    wrong = crews.run(layout_jobs.move_tensors, tmp_path, tensors, fsdp2, rows, fsdp2, ranks=6)
+    assert wrong == [[]] * 6
+    wrong = crews.run(layout_jobs.move_tensors, tmp_path / "back", tensors, rows, fsdp2, ranks=6)
+    assert wrong == [[]] * 6
+
+
 def test_every_element_is_stored_once(crews: Crews, tmp_path: Path) -> None:
     tensors = {f"{shape}, {name}": (SHAPES[shape], torch.float32) for shape in SHAPES for name in LAYOUTS}
     crews.run(layout_jobs.save_tensors, tmp_path, tensors, turned(0), ranks=4)
