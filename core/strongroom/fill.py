@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from strongroom import optim, paths, stage
+from strongroom import optim, paths
 from strongroom.atoms import RefusedError
 from strongroom.dtypes import torch_dtype
 from strongroom.errors import FormatError, StateMismatchError, StrongroomError
+from strongroom.fitting import difference, memory_of
 from strongroom.forms import mapping_pairs, optimizer_parts, payload_of
 from strongroom.index import Index, TensorRecord
 from strongroom.keypath import Path, key_path
@@ -28,11 +29,11 @@ from strongroom.modules import ModuleState, is_extra, read_module
 from strongroom.optim import NamedParameters, OptimizerState
 from strongroom.rebuild import Rebuilder, set_generator
 from strongroom.selection import Selection
-from strongroom.survey import is_carried, is_sharded
+from strongroom.template import holds_fillable, value_at
 from strongroom.tree import PerRank, find_modules, is_stateful
 from strongroom.values import Node
 
-__all__ = ["Filling", "difference", "match"]
+__all__ = ["Filling", "match"]
 
 _MODULES, _OPTIMIZERS, _REST = range(3)
 """The order in which objects are loaded: an optimizer may look at its parameters."""
@@ -199,7 +200,7 @@ class _Matcher:
             return self._visit_stateful(template, found, path)
         if isinstance(template, Mapping) and self._is_walked(template, path):
             return self._visit_mapping(template, found, path)
-        if type(template) in (list, tuple) and _holds_fillable(template):
+        if type(template) in (list, tuple) and holds_fillable(template):
             return self._visit_sequence(template, found, path)
         return self._visit_plain(template, found, path)
 
@@ -217,7 +218,7 @@ class _Matcher:
         if not path or not template:
             return bool(template)
         is_part_wanted = self._selection.only is not None and not self._wants(paths.spell(path))
-        return is_part_wanted or _holds_fillable(template)
+        return is_part_wanted or holds_fillable(template)
 
     def _visit_mapping(self, template: Mapping[Any, Any], found: Node, path: Path) -> Build:
         stored = self._stored.mapping_nodes(found, path)
@@ -452,23 +453,12 @@ class _Matcher:
         if not self._wants(name):
             return False
         record = self._stored.record(stored, path)
-        if isinstance(target, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-            self._different.append(
-                f"{name}: belongs to a lazy module that was never called here; call it once before restoring"
-            )
-            return False
-        if not is_carried(target):
-            self._different.append(
-                f"{name}: a tensor of the subclass {type(target).__qualname__} cannot be filled; restore what it "
-                "is made of, or restore a state without it and build it from that"
-            )
-            return False
         local = target.detach()
-        problem = difference(local, record)
+        problem = difference(target, record)
         if problem is not None:
             self._different.append(f"{name}: {problem}")
             return False
-        memory = _memory_of(local)
+        memory = memory_of(local)
         other = self._memory.setdefault(memory, record) if memory is not None else record
         if other is not record:
             self._different.append(
@@ -495,9 +485,14 @@ class _Matcher:
         wanted = self._selection.stored_name(name)
         if wanted == name:
             return key
-        # The container itself may have been renamed, too.
-        above = f"{self._selection.stored_name(paths.spell(path))}." if path else ""
-        return next((other for other in keys if f"{above}{paths.spell(split(other))}" == wanted), key)
+        # The container itself may have been renamed, too; or only what lies in it has moved.
+        here = paths.spell(path)
+        above = {f"{self._selection.stored_name(here)}.", f"{here}."} if path else {""}
+        for other in keys:
+            spelled = paths.spell(split(other))
+            if any(f"{prefix}{spelled}" == wanted for prefix in above):
+                return other
+        return key
 
     # ---------------------------------------------------------------------- one rank's own values
 
@@ -508,7 +503,7 @@ class _Matcher:
     def _lacks(self, name: str, path: Path) -> Any:
         """What stands for a value of which this rank stored none: the caller's, or None."""
         self._note_missing(name)
-        return _value_at(self._template, path)
+        return value_at(self._template, path)
 
     # ---------------------------------------------------------------------------------- verdict
 
@@ -556,77 +551,6 @@ def _listed(what: str, names: Any) -> list[str]:
         return []
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return [f"{what}: {', '.join(list(names)[:20])}{more}"]
-
-
-def _value_at(template: Any, path: Path) -> Any:
-    """What a template holds at a path; None where it holds nothing."""
-    value = template
-    for number, step in enumerate(path):
-        if isinstance(value, PerRank):
-            value = value.value
-        if isinstance(value, torch.nn.Module):
-            # Its extra state; a module's names are dotted.
-            return value.state_dict().get(".".join(map(str, path[number:])))
-        if is_stateful(value):
-            value = value.state_dict()
-        is_there = (
-            type(step) is int and step < len(value)
-            if isinstance(value, list | tuple)
-            else isinstance(value, Mapping) and step in value
-        )
-        if not is_there:
-            return None
-        value = value[step]
-    return value.value if isinstance(value, PerRank) else value
-
-
-def _holds_fillable(value: Any) -> bool:
-    if isinstance(value, PerRank):
-        return _holds_fillable(value.value)
-    if isinstance(value, torch.nn.Module | torch.optim.Optimizer | torch.Tensor | torch.Generator):
-        return True
-    if is_stateful(value):
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds_fillable(item) for item in value.values())
-    return type(value) in (list, tuple) and any(_holds_fillable(item) for item in value)
-
-
-def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
-    problem = None
-    if tuple(target.shape) != record.shape or target.dtype != torch_dtype(record.dtype):
-        stored = f"{str(torch_dtype(record.dtype)).removeprefix('torch.')}{list(record.shape)}"
-        problem = (
-            f"{str(target.dtype).removeprefix('torch.')}{list(target.shape)} here, {stored} in the checkpoint"
-        )
-    elif stage.local_tensor(target).is_meta:
-        problem = "is on the meta device here; materialize it before restoring"
-    elif _overlaps_itself(target):
-        problem = "its elements share memory here (an expanded tensor?), so they cannot be filled; clone() it"
-    return problem
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    if is_sharded(tensor):
-        return False
-    local = stage.local_tensor(tensor)
-    if local.numel() == 0 or local.is_contiguous():
-        return False
-    reach = 0
-    for stride, size in sorted(zip(local.stride(), local.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
-
-
-def _memory_of(tensor: torch.Tensor) -> Any:
-    if is_sharded(tensor):
-        return None
-    local = stage.local_tensor(tensor)
-    if local.numel() == 0:
-        return None
-    return local.device, local.data_ptr(), tuple(local.shape), local.stride()
 
 
 def _load_module(

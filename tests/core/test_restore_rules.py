@@ -250,6 +250,18 @@ def test_a_name_deep_in_a_renamed_container_is_mapped(memory: Any, begin: Any) -
     assert template["new"]["inner"]["v.w"].tolist() == [2, 2]
 
 
+def test_names_that_gained_a_prefix_where_they_are_are_mapped(memory: Any, begin: Any) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    saved, fresh = nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(2, 3))
+    begin(memory).save(1, {"net": Wrapper(saved).state_dict(), "t": torch.ones(1)}).result()
+    begin(memory).restore({"net": fresh, "t": torch.zeros(1)}, rename={"net": "net.module"})
+    assert torch.equal(fresh[0].weight, saved[0].weight)
+
+
 def test_an_optimizer_follows_the_renamed_parameters(saved: Any, begin: Any) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 3), "head": nn.Linear(3, 1)})
     optimizer = optim.SGD(model.parameters(), lr=7.0, momentum=0.9)

@@ -27,7 +27,7 @@ from strongroom.errors import (
     StrongroomError,
 )
 from strongroom.fetch import fetch
-from strongroom.fill import difference
+from strongroom.fitting import difference
 from strongroom.index import Index, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
