@@ -453,11 +453,11 @@ class _Matcher:
         if not self._wants(name):
             return False
         record = self._stored.record(stored, path)
-        local = target.detach()
         problem = difference(target, record)
         if problem is not None:
             self._different.append(f"{name}: {problem}")
             return False
+        local = target.detach()
         memory = memory_of(local)
         other = self._memory.setdefault(memory, record) if memory is not None else record
         if other is not record:
