@@ -242,13 +242,13 @@ def of_other_tensors() -> Any:
 
 
 def own_buffers() -> Any:
-    """A module whose buffers differ from rank to rank."""
+    """A module whose buffers differ from rank to rank, and a burden that is rank 0's alone."""
     model = nn.BatchNorm1d(3)
     with torch.no_grad():
         model.running_mean.fill_(dist.get_rank())
         model.running_var.fill_(10.0 + dist.get_rank())
         model.num_batches_tracked.fill_(100 + dist.get_rank())
-    return {"model": model}
+    return {"model": model, "burden": Layout((1,), "0").lay(truth((1000,)))}
 
 
 def hybrid_module(count: int) -> Any:
