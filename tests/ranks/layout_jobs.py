@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from strongroom import Checkpointer, PerRank, StrongroomError, Tolerate
+from strongroom.events import Event, SaveStarted
 
 TIMEOUT_S = 30.0
 
@@ -187,11 +188,23 @@ def replicas(sizes: list[int]) -> Any:
     return {"model": nn.ParameterDict(named)}
 
 
-def save_state(root: Path, make: Any, *arguments: Any) -> None:
-    """Save what a function makes."""
+def save_state(root: Path, make: Any, *arguments: Any) -> int:
+    """Save what a function makes; how many bytes this rank staged for it."""
     state = make(*arguments)
-    with checkpointer(root) as opened:
+    listener = Listener()
+    with checkpointer(root, events=[listener]) as opened:
         opened.save(1, state).result(timeout_s=TIMEOUT_S)
+    return next(event.size_bytes for event in listener.heard if isinstance(event, SaveStarted))
+
+
+class Listener:
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.heard.append(event)
 
 
 def refused_save(root: Path, make: Any, *arguments: Any) -> list[tuple[str, str]]:

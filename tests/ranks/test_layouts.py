@@ -118,12 +118,16 @@ def test_of_replicated_shards_each_is_stored_once_and_all_ranks_store_some(
     assert {record.placements for record in index.tensors.values()} == {"mesh 2x2: Replicate, Shard(0)"}
 
 
-def test_replicas_are_stored_once_by_all_ranks_in_equal_parts(crews: Crews, tmp_path: Path) -> None:
+def test_replicas_are_staged_and_stored_once_by_all_ranks_in_equal_parts(
+    crews: Crews, tmp_path: Path
+) -> None:
     sizes = [1000, 10, 20, 700, 30, 900, 40, 800, 600, 500, 50, 60]
-    crews.run(layout_jobs.save_state, tmp_path, layout_jobs.replicas, sizes, ranks=4)
+    staged = crews.run(layout_jobs.save_state, tmp_path, layout_jobs.replicas, sizes, ranks=4)
     stored = stored_bytes(tmp_path, 4)
     assert sum(stored) == 4 * sum(sizes)
     assert max(stored) < 1.2 * sum(sizes)
+    # What is staged is what is stored, and a header beside it.
+    assert all(0 <= size - own < 2048 for size, own in zip(staged, stored, strict=True))
 
 
 def test_buffers_come_from_one_rank_the_first(crews: Crews, tmp_path: Path) -> None:
