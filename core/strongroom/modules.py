@@ -142,10 +142,11 @@ class _Remembered:
 
     Attributes:
         modules: every module at every place, in the order of ``state_dict()``.
-        classes, versions: of each.
+        classes: of each.
+        versions: of each class.
         children: for each child of each module in turn, which of ``modules`` it is; -1: None.
         keys: names and their numbers: of children, of parameters, of buffers.
-        transient: the names of buffers that are not stored, for each module.
+        transient: the names of buffers that are not stored, for each module; None where all are.
         kinds: the class of each parameter and buffer, None included.
         order: which of parameters and buffers ``state_dict()`` gives, in its order.
         state: what was read, less its tensors.
@@ -153,10 +154,10 @@ class _Remembered:
 
     modules: list[weakref.ref[torch.nn.Module]]
     classes: list[type]
-    versions: list[Any]
+    versions: dict[type, Any]
     children: tuple[int, ...]
     keys: tuple[list[Any], ...]
-    transient: list[set[str]]
+    transient: list[set[str]] | None
     kinds: list[type]
     order: tuple[int, ...]
     named: tuple[int, ...]
@@ -166,10 +167,14 @@ class _Remembered:
     def of(cls, state: ModuleState, found: list[Member]) -> _Remembered | None:
         """None where the module must be asked every time."""
         modules = [member.module for member in found]
-        if not state.is_of_strings or not _is_plain(modules) or not all(map(_has_dicts, modules)):
+        if not state.is_of_strings or not all(map(_has_dicts, modules)):
+            return None
+        attributes = [module.__dict__ for module in modules]
+        classes = list(map(type, modules))
+        if not _is_plain(set(classes), attributes):
             return None
         places = {id(module): number for number, module in enumerate(modules)}
-        tree = _Tree(modules)
+        tree = _Tree(attributes)
         held = [*tree.parameters, *tree.buffers]
         order, names, flags = _order(found, len(tree.parameters))
         values = [held[number] for number in order]
@@ -183,11 +188,11 @@ class _Remembered:
         named = tuple(number for number, parameter in enumerate(tree.parameters) if parameter is not None)
         return cls(
             modules=[weakref.ref(module) for module in modules],
-            classes=list(map(type, modules)),
-            versions=[module._version for module in modules],
+            classes=classes,
+            versions={kind: _version_of(kind) for kind in set(classes)},
             children=tuple(-1 if child is None else places[id(child)] for child in tree.children),
             keys=tree.keys,
-            transient=[set(module._non_persistent_buffers_set) for module in modules],
+            transient=_transient(attributes, copied=True),
             kinds=list(map(type, held)),
             order=order,
             named=named,
@@ -207,18 +212,17 @@ class _Remembered:
         modules: list[Any] = [reference() for reference in self.modules]
         if modules[0] is not module or any(map(operator.is_, modules, repeat(None))):
             return None
-        if list(map(type, modules)) != self.classes or not _is_plain(modules):
+        attributes = [module.__dict__ for module in modules]
+        if list(map(type, modules)) != self.classes or not _is_plain(set(self.versions), attributes):
             return None
-        if [module._version for module in modules] != self.versions:
+        if any(_version_of(kind) != version for kind, version in self.versions.items()):
             return None
-        tree = _Tree(modules)
+        tree = _Tree(attributes)
         expected = map([*modules, None].__getitem__, self.children)
         if tree.keys != self.keys or not all(map(operator.is_, tree.children, expected)):
             return None
         held: list[Any] = [*tree.parameters, *tree.buffers]
-        if list(map(type, held)) != self.kinds:
-            return None
-        if [module._non_persistent_buffers_set for module in modules] != self.transient:
+        if list(map(type, held)) != self.kinds or _transient(attributes) != self.transient:
             return None
         state = self.state
         return ModuleState(
@@ -235,18 +239,29 @@ class _Remembered:
 class _Tree:
     """A module's children, parameters and buffers, of all modules in turn."""
 
-    def __init__(self, modules: list[torch.nn.Module]) -> None:
-        children = [module._modules for module in modules]
-        parameters = [module._parameters for module in modules]
-        buffers = [module._buffers for module in modules]
-        self.children = list(chain.from_iterable(map(dict.values, children)))
-        self.parameters = list(chain.from_iterable(map(dict.values, parameters)))
-        self.buffers = list(chain.from_iterable(map(dict.values, buffers)))
-        self.keys = tuple(
-            part
-            for dicts in (children, parameters, buffers)
-            for part in (list(chain.from_iterable(dicts)), list(map(len, dicts)))
-        )
+    def __init__(self, attributes: list[dict[str, Any]]) -> None:
+        children, self.children = _flat("_modules", attributes)
+        parameters, self.parameters = _flat("_parameters", attributes)
+        buffers, self.buffers = _flat("_buffers", attributes)
+        self.keys = (*children, *parameters, *buffers)
+
+
+def _flat(name: str, attributes: list[dict[str, Any]]) -> tuple[tuple[list[Any], list[int]], list[Any]]:
+    """The keys, their numbers, and the values of one dict of each module."""
+    dicts = list(map(operator.itemgetter(name), attributes))
+    keys = list(chain.from_iterable(dicts)), list(map(len, dicts))
+    return keys, list(chain.from_iterable(map(dict.values, dicts)))
+
+
+def _version_of(kind: Any) -> Any:
+    return kind._version
+
+
+def _transient(attributes: list[dict[str, Any]], *, copied: bool = False) -> list[set[str]] | None:
+    name = "_non_persistent_buffers_set"
+    if not any(map(operator.itemgetter(name), attributes)):
+        return None
+    return [set(own[name]) if copied else own[name] for own in attributes]
 
 
 def _order(found: list[Member], parameters: int) -> tuple[tuple[int, ...], list[str], list[bool]]:
@@ -271,25 +286,32 @@ def _order(found: list[Member], parameters: int) -> tuple[tuple[int, ...], list[
 
 
 _OWN: Final = ("state_dict", "_save_to_state_dict", "get_extra_state")
-"""What a class, or a single object, may do its own way."""
+"""What a class may do its own way."""
+
+_HOOKS: Final = ("_state_dict_hooks", "_state_dict_pre_hooks")
 
 
-def _is_plain(modules: list[Any]) -> bool:
-    """Whether all these are read as torch reads a module without hooks, overrides and extra state."""
+def _is_plain(classes: set[type], attributes: list[dict[str, Any]]) -> bool:
+    """Whether modules are read as torch reads one without hooks, overrides and extra state.
+
+    Args:
+        classes: of all of them.
+        attributes: each one's own.
+    """
     base = torch.nn.Module
-    for cls in set(map(type, modules)):
+    for cls in classes:
         if any(getattr(cls, name) is not getattr(base, name) for name in _OWN):
             return False
-    hooks = [module._state_dict_hooks or module._state_dict_pre_hooks for module in modules]
-    if any(hooks):
+    if any(any(map(operator.itemgetter(name), attributes)) for name in _HOOKS):
         return False
-    attributes = [module.__dict__ for module in modules]
-    return not any(any(map(dict.__contains__, attributes, repeat(name))) for name in _OWN)
+    return not any(any(map(dict.__contains__, attributes, repeat(name))) for name in (*_OWN, "_version"))
 
 
 def _has_dicts(module: torch.nn.Module) -> bool:
     """Not so in a scripted module."""
-    return all(isinstance(held, dict) for held in (module._modules, module._parameters, module._buffers))
+    own = vars(module)
+    dicts = (own.get(name) for name in ("_modules", "_parameters", "_buffers", *_HOOKS))
+    return all(isinstance(held, dict) for held in dicts) and "_non_persistent_buffers_set" in own
 
 
 _PLAIN_TENSORS: Final = (torch.Tensor, torch.nn.Parameter)

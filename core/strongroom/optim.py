@@ -74,8 +74,8 @@ class NamedParameters:
             for position, parameter in enumerate(group["params"]):
                 if is_flattened_by_fsdp1(parameter):
                     raise RefusedError(
-                        "holds state of FullyShardedDataParallel's flat parameters, which fits no other layout; "
-                        "use torch.distributed.fsdp.fully_shard, or store what "
+                        "holds state of FullyShardedDataParallel's flat parameters, which fits no other "
+                        "layout; use torch.distributed.fsdp.fully_shard, or store what "
                         "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives"
                     )
                 path = names.get(id(parameter), (group_number, position))
@@ -179,15 +179,17 @@ def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
 def _read_directly(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> _Parts | None:
     keys: list[Any] = list(optimizer.state)
     values = list(optimizer.state.values())
-    found = list(map(names.get, map(id, keys)))
+    found: list[Any] = list(map(names.get, map(id, keys)))
     other: dict[Any, Any] = {}
-    if None in found:
+    if None not in found:
+        state = dict(zip(found, values, strict=True))
+    else:
         for number, key in enumerate(keys):
             if found[number] is None:
                 if isinstance(key, torch.Tensor) or type(key) is int:
                     return None  # of a tensor that no group has, or a number like torch's: for torch to say
                 other[key] = values[number]
-    state = {name: value for name, value in zip(found, values, strict=True) if name is not None}
+        state = {name: value for name, value in zip(found, values, strict=True) if name is not None}
     groups = [
         {key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, compress, islice
 from typing import Any, Final
@@ -60,6 +60,7 @@ class Block:
         sizes: how many values each outer key has; None: itself is one value's key.
         inner: the values' own keys, where there are sizes.
         flags: whatever else decides where a value belongs.
+        kinds: the class of each value.
     """
 
     keys: list[str]
@@ -67,6 +68,7 @@ class Block:
     sizes: list[int] | None = None
     inner: list[str] | None = None
     flags: Any = None
+    kinds: list[type]
 
     def outer(self, position: int, starts: list[int]) -> tuple[int, int]:
         """The number of the outer key of a value, and the value's place under it."""
@@ -94,17 +96,20 @@ def block_of(keys: list[Any], values: list[Any], flags: Any = None) -> Block | N
     """
     if set(map(type, keys)) != {str}:
         return None
-    if set(map(type, values)) == {dict}:
+    kinds = list(map(type, values))
+    if set(kinds) == {dict}:
         inner = list(chain.from_iterable(values))
         if set(map(type, inner)) <= {str}:
+            flat = list(chain.from_iterable(map(dict.values, values)))
             return Block(
                 keys=keys,
-                values=list(chain.from_iterable(map(dict.values, values))),
+                values=flat,
+                kinds=list(map(type, flat)),
                 sizes=list(map(len, values)),
                 inner=inner,
                 flags=flags,
             )
-    return Block(keys=keys, values=values, flags=flags)
+    return Block(keys=keys, values=values, kinds=kinds, flags=flags)
 
 
 _SIMPLE: Final = frozenset({int, str, bool, type(None)})
@@ -119,7 +124,7 @@ class _Remembered:
         block: its keys; its values are forgotten.
         starts: how many values stand before each outer key's.
         region: what it stood in.
-        kinds: the class of each value.
+        tensor_kinds: the classes of those values that are tensors.
         found: names, paths and regions of those that are tensors.
         is_tensor, is_simple: which of the values are tensors, and which simple.
         simple: the simple ones.
@@ -130,7 +135,7 @@ class _Remembered:
     block: Block
     starts: list[int]
     region: Region | None
-    kinds: list[type]
+    tensor_kinds: frozenset[type]
     found: Found
     is_tensor: bytes
     is_simple: bytes
@@ -138,10 +143,10 @@ class _Remembered:
     others: list[tuple[int, int]]
     pairs: list[Node]
 
-    def fits(self, block: Block, region: Region | None, kinds: list[type]) -> bool:
+    def fits(self, block: Block, region: Region | None) -> bool:
         mine = self.block
         return (
-            kinds == self.kinds
+            block.kinds == mine.kinds
             and block.keys == mine.keys
             and block.sizes == mine.sizes
             and block.inner == mine.inner
@@ -178,13 +183,12 @@ class Recall:
             place: where its values stand.
             walk: takes up tensors, and encodes what is none.
         """
-        kinds = list(map(type, block.values))
         last = self._last.get(where)
-        known = {kind: _is_tensor(kind) for kind in set(kinds)}
-        if last is not None and last.fits(block, region, kinds) and _agrees(known, last):
+        known = {kind: _is_tensor(kind) for kind in set(block.kinds)}
+        if last is not None and last.fits(block, region) and _agrees(known, last):
             self._now[where] = last
             return self._replay(last, block, place, walk)
-        made = _learn(block, region, kinds, known, place, walk)
+        made = _learn(block, region, known, place, walk)
         self._now[where] = made
         return made.pairs
 
@@ -249,8 +253,7 @@ def _is_tensor(kind: type) -> bool:
 
 def _agrees(known: Mapping[type, bool], last: _Remembered) -> bool:
     """Whether no class was registered meanwhile, or is registered no more."""
-    tensors = set(compress(last.kinds, last.is_tensor))
-    return all((kind in tensors) == is_tensor for kind, is_tensor in known.items())
+    return all((kind in last.tensor_kinds) == is_tensor for kind, is_tensor in known.items())
 
 
 def _weight(block: Block) -> int:
@@ -262,7 +265,6 @@ def _weight(block: Block) -> int:
 def _learn(
     block: Block,
     region: Region | None,
-    kinds: list[type],
     known: Mapping[type, bool],
     place: Place,
     walk: Walk,
@@ -275,7 +277,7 @@ def _learn(
     for number, size in enumerate(block.sizes or [1] * len(block.keys)):
         outer, own = place(number)
         for position in islice(positions, size):
-            value, kind = block.values[position], kinds[position]
+            value, kind = block.values[position], block.kinds[position]
             path = outer if block.inner is None else (*outer, block.inner[position])
             if known[kind]:
                 nodes.append(walk.within(own, partial(walk.take, value, path)))
@@ -286,14 +288,14 @@ def _learn(
             nodes.append(_encode(value, path, own, block.below, walk))
             if kind not in _SIMPLE:
                 others.append((position, len(found.names)))
-    is_simple = bytes(kind in _SIMPLE for kind in kinds)
+    is_simple = bytes(kind in _SIMPLE for kind in block.kinds)
     return _Remembered(
-        block=Block(keys=block.keys, values=[], sizes=block.sizes, inner=block.inner, flags=block.flags),
+        block=replace(block, values=[]),
         region=region,
-        kinds=kinds,
+        tensor_kinds=frozenset(kind for kind, is_tensor in known.items() if is_tensor),
         found=found,
         starts=block.starts,
-        is_tensor=bytes(map(known.__getitem__, kinds)),
+        is_tensor=bytes(map(known.__getitem__, block.kinds)),
         is_simple=is_simple,
         simple=list(compress(block.values, is_simple)),
         others=others,

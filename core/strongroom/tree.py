@@ -291,7 +291,10 @@ class _Capture:
 
         versions = self._encoder.encode(read.versions, path)
         # By its names alone, even where all values are dicts: their keys are no part of a tensor's name.
-        block = Block(keys=read.names, values=list(read.values), flags=read.are_parameters)
+        values = list(read.values)
+        block = Block(
+            keys=read.names, values=values, kinds=list(map(type, values)), flags=read.are_parameters
+        )
         return node("module", [versions, *self._pairs("module", block, path, place)])
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> Node:
@@ -308,7 +311,8 @@ class _Capture:
         if names:
             values = list(state.state.values())
             block = None if self._encoder.is_full else block_of(names, values)
-            pairs = self._pairs("optimizer", block or Block(keys=names, values=values), path, place)
+            block = block or Block(keys=names, values=values, kinds=list(map(type, values)))
+            pairs = self._pairs("optimizer", block, path, place)
         with self._within(Region(unit=paths.spell(path[:1]))):
             groups = []
             for number, (group, own) in enumerate(zip(state.groups, named.groups, strict=True)):
