@@ -70,6 +70,7 @@ class _Line:
 
     def __init__(self, connect: Callable[[], TCPStore]) -> None:
         self.connect = connect
+        self.has_connected = False
         # Why it is gone for good: the store ends with its process, and does not come back.
         self.end: str | None = None
 
@@ -97,10 +98,20 @@ class Channel:
         self._parts: dict[str, int] = {}
         self._queue: _Queue | None = None
         self._end: Callable[[], object] | None = None
-        self._call(lambda _: None, _CONNECT_S)
+
+    def connect(self, within_s: float = _CONNECT_S) -> None:
+        """Open the connection, which the first call would open.
+
+        Raises:
+            RanksError: the coordinator cannot be reached.
+        """
+        self._call(lambda _: None, within_s)
 
     def beside(self) -> Channel:
-        """A channel to the same ranks for another thread: a connection serves one call at a time."""
+        """A channel to the same ranks for another thread: a connection serves one call at a time.
+
+        It connects when it is first used.
+        """
         return Channel(self.rank, self.world_size, self._line)
 
     def close(self) -> None:
@@ -251,10 +262,14 @@ class Channel:
         try:
             self._ask(act, answer)
             result = _wait_for(answer, within_s)
-            is_answered = self._is_answering = True
+            is_answered = self._is_answering = self._line.has_connected = True
         except FutureTimeoutError:
             self._is_answering = False
             raise self._lost("it does not answer") from None
+        except RanksMissingError as error:
+            if self._line.has_connected:
+                raise self._lost(f"{error!s:.200}") from None
+            raise
         except RuntimeError as error:
             if isinstance(error, DistNetworkError):
                 self._line.end = f"{error!s:.200}"
@@ -357,11 +372,12 @@ def open_channel(
     Raises:
         RanksError: the coordinator cannot be reached from here.
     """
+    address: Address
     if rank == 0:
         server = TCPStore(
             "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S)
         )
-        address: Address = {
+        address = {
             "hosts": _hosts(fixed_host, route_to or fixed_host),
             "machine": _machine(),
             "nonce": secrets.token_hex(16),
@@ -374,10 +390,16 @@ def open_channel(
             # The closure keeps the server alive for as long as anyone may connect.
             return _client(address, ("localhost",), server)
 
-        return Channel(rank, world_size, connect)
-    address = json.loads(share(None))
-    hosts = ("localhost",) if address["machine"] == _machine() else tuple(address["hosts"])
-    return Channel(rank, world_size, lambda: _client(address, hosts))
+    else:
+        address = json.loads(share(None))
+        hosts = ("localhost",) if address["machine"] == _machine() else tuple(address["hosts"])
+
+        def connect() -> TCPStore:
+            return _client(address, hosts)
+
+    channel = Channel(rank, world_size, connect)
+    channel.connect()
+    return channel
 
 
 def _client(address: Address, hosts: Sequence[str], _server: TCPStore | None = None) -> TCPStore:

@@ -237,11 +237,10 @@ class Round:
             message = propose()
             members = {"phase": self._phase, "said": dict(message.members)}
             encoded = Message(members=members, pieces=message.pieces).encode()
-            self._channel.post(self._proposal(mine), encoded)
+            now = time.monotonic()
+            until = self._grace_s + (now + self._timeout_s if self._until is None else self._until)
+            self._channel.post(self._proposal(mine), encoded, within_s=max(until - now, LAST_WORD_S))
             is_posted = True
-            until = self._grace_s + (
-                time.monotonic() + self._timeout_s if self._until is None else self._until
-            )
             verdict = _decode(self._channel.read(self._verdict, until=until, missing=self._undecided), 0)
             if mine in verdict.members.get("own", ()):
                 own = _decode(self._channel.read(self._own(mine), until=until, missing=self._undecided), 0)

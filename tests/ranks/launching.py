@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -93,6 +93,7 @@ class Job:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         meeting_point = str(Path(self._folder.name) / "meeting")
         self._pipes: list[Connection] = []
+        self._told: dict[int, Any] = {}
         self.processes = []
         for rank in range(ranks):
             mine, theirs = context.Pipe()
@@ -108,27 +109,36 @@ class Job:
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.processes[rank].pid, number)
 
-    def outcomes(self, limit_s: float = LIMIT_S) -> list[Outcome]:
-        """How every rank ended; one that does not in time dumps its stacks, is killed, and fails the test."""
+    def wait(self, ranks: Iterable[int], limit_s: float = LIMIT_S) -> dict[int, Outcome]:
+        """How some ranks ended; the others go on. What hangs dumps its stacks and fails the test."""
         deadline = time.monotonic() + limit_s
-        told: dict[int, Any] = {}
-        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        listed = list(ranks)
+        waiting = {self._pipes[rank]: rank for rank in listed if rank not in self._told}
         while waiting and time.monotonic() < deadline:
             for pipe in wait(list(waiting), timeout=max(0.0, deadline - time.monotonic())):
                 rank = waiting.pop(pipe)
+                self._told[rank] = (None, None)
                 with contextlib.suppress(EOFError, ConnectionResetError):
-                    told[rank] = pipe.recv()
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        hanging = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
-        for rank in hanging:
-            self.signal(rank, signal.SIGUSR1)
+                    self._told[rank] = pipe.recv()
+        for rank in listed:
+            self.processes[rank].join(max(0.0, deadline - time.monotonic()))
+        hanging = [rank for rank in listed if self.processes[rank].is_alive()]
         if hanging:
+            for rank in hanging:
+                self.signal(rank, signal.SIGUSR1)
             time.sleep(1)
-        codes = [process.exitcode for process in self.processes]
-        self.kill()
+            self.kill()
         assert not hanging, f"ranks {hanging} hang (their stacks are on stderr)"
-        return [Outcome(*told.get(rank, (None, None)), exit_code=code) for rank, code in enumerate(codes)]
+        return {
+            rank: Outcome(*self._told.get(rank, (None, None)), exit_code=self.processes[rank].exitcode)
+            for rank in listed
+        }
+
+    def outcomes(self, limit_s: float = LIMIT_S) -> list[Outcome]:
+        """How every rank ended; one that does not in time dumps its stacks, is killed, and fails the test."""
+        outcomes = self.wait(range(len(self.processes)), limit_s)
+        self.kill()
+        return list(outcomes.values())
 
     def kill(self) -> None:
         for process in self.processes:
