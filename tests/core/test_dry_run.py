@@ -153,3 +153,34 @@ def test_a_plan_of_a_damaged_index_is_an_error(root: Path) -> None:
     index.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"index\.safetensors"):
         plan(root, state())
+
+
+def test_a_checkpointer_plans_what_it_then_restores(root: Path) -> None:
+    told = Told()
+    with Checkpointer(root, events=[told]) as checkpointer:
+        planned = checkpointer.plan_restore(state(), only="model")
+        assert planned is not None
+        assert planned.fits
+        restored = checkpointer.restore(state(), only="model")
+    assert restored is not None
+    assert planned.checkpoint == restored.checkpoint
+    assert [planned.size_bytes] == told.restored
+
+
+def test_a_checkpointer_plans_the_newest_checkpoint_that_says_what_it_holds(root: Path) -> None:
+    with Checkpointer(root) as checkpointer:
+        checkpointer.restore(state())
+        checkpointer.save(6, state()).result(timeout_s=60)
+        (newer,) = root.glob(f"step-000000000006-*/data/{layout.INDEX}")
+        newer.write_bytes(b"x")
+        planned = checkpointer.plan_restore(state())
+        assert planned is not None
+        assert planned.step == 5
+        with pytest.raises(IntegrityError, match=r"index\.safetensors"):
+            checkpointer.plan_restore(state(), step=6)
+
+
+def test_there_is_no_plan_where_nothing_was_committed(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "nothing") as checkpointer:
+        assert checkpointer.plan_restore(state()) is None
+    assert not (tmp_path / "nothing").exists()
