@@ -133,6 +133,7 @@ class Catalog:
         self._store = store
         self._commits: dict[CheckpointName, tuple[str, Commit]] = {}
         self._launches: dict[int, Launch] = {}
+        self._known_run: tuple[str, Run] | None = None
         self._lock = threading.Lock()
 
     def history(self) -> History:
@@ -194,10 +195,14 @@ class Catalog:
 
     def _run(self) -> Run | None:
         try:
-            data = self._store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+            version = self._store.stat(layout.RUN).version
+            if self._known_run is None or self._known_run[0] != version:
+                data = self._store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+                self._known_run = version, Run.decode(data, layout.RUN)
         except ObjectNotFoundError:
+            self._known_run = None
             return None
-        return Run.decode(data, layout.RUN)
+        return self._known_run[1]
 
     def _commit(self, name: CheckpointName) -> Commit:
         version = self._store.stat(name.commit_key).version

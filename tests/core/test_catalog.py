@@ -131,3 +131,14 @@ def test_listing_from_one_thread_while_another_lists_as_well(memory: Any) -> Non
         for thread in threads:
             thread.join()
         assert found == [20] * 4
+
+
+def test_where_nothing_changed_nothing_is_read_again(begin: Any, memory: Any) -> None:
+    checkpointer = begin(memory)
+    for step in (1, 2, 3):
+        checkpointer.save(step, {"w": torch.ones(3)}).result()
+    reader = begin(memory)
+    listed = reader.checkpoints()
+    memory.log.clear()
+    assert reader.checkpoints() == listed
+    assert memory.keys("read") == []
