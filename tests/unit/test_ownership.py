@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strongroom import ownership
 from strongroom.messages import Message
 from strongroom.ownership import HeldChunk, Owners, assign, decode_held, encode_held
 from strongroom.shards import ChunkSpec
@@ -191,3 +192,11 @@ def test_a_rank_that_has_not_heard_is_told_again() -> None:
     third, told = owners.decide([look(first), look(second)])
     assert third == second
     assert set(told) == {0}
+
+
+def test_chunks_are_told_apart_where_their_hashes_are_not() -> None:
+    one, other = np.random.default_rng(0).integers(0, 2**63, 2, np.uint64) | np.uint64(1)
+    rows = np.array([[0, int(one)], [int(other), 0], [0, int(one)]], np.int64)
+    order, starts = ownership._alike(rows)
+    runs = [sorted(run.tolist()) for run in np.split(order, starts[1:])]
+    assert sorted(runs) == [[0, 2], [1]]
