@@ -81,7 +81,7 @@ def own_copier() -> DeviceCopier | None:
 
     Asks for nothing that would set CUDA up: a process that has not could not be forked any more.
     """
-    return CudaCopier() if torch.cuda.is_initialized() else None
+    return CudaCopier() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def fence_before_step(pending: Pending, optimizers: Iterable[torch.optim.Optimizer]) -> None:

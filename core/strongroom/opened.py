@@ -130,12 +130,7 @@ class OpenedCheckpoint:
             IntegrityError, StoreError: as `read`.
         """
         self.read(layout.PROVENANCE, limit_bytes=DOCUMENT_BOUNDS.length_bytes)
-        used = {
-            chunk.path
-            for tensor in self.index.tensors.values()
-            if tensor.size_bytes
-            for chunk in tensor.chunks
-        }
+        used = self.index.used_paths
         for path in self.index.files:
             if path not in used:
                 self.read(path, limit_bytes=8 + MAX_HEADER_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -102,7 +102,7 @@ def write_together(
     document = _shared_document(attempt, staged)
     if ranks.is_alone:
         part = _write_part(attempt, staged, document, workers=workers)
-        return _commit_parts(attempt, [part], document, provenance).commit
+        return _commit_parts(attempt, [part], staged.plan.shapes, document, provenance).commit
     lane = ranks.lane("background")
     has_written = False
     committed: Commit | None = None
@@ -122,7 +122,7 @@ def write_together(
         differing = differing_documents([part.document for part in parts])
         if differing:
             return Verdict(shared=Message(members={"differing": differing}))
-        committed = _commit_parts(attempt, parts, document, provenance).commit
+        committed = _commit_parts(attempt, parts, staged.plan.shapes, document, provenance).commit
         return Verdict(shared=Message(pieces={"commit": committed.encode()}))
 
     try:
@@ -243,9 +243,16 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
 
 
 def _commit_parts(
-    attempt: Attempt, parts: Sequence[Part], document: bytes, provenance: Provenance
+    attempt: Attempt,
+    parts: Sequence[Part],
+    planned: Collection[str],
+    document: bytes,
+    provenance: Provenance,
 ) -> Committed:
     """Hold the parts of all ranks against each other, write what they share, and commit.
+
+    Args:
+        planned: names of the tensors that the coordinator has seen: each must be there whole.
 
     Raises:
         RanksDisagreeError: a value that is common to all differs between ranks.
@@ -253,7 +260,7 @@ def _commit_parts(
     """
     check_compared([part.compared for part in parts])
     aliases = check_aliases([part.aliases for part in parts])
-    index = completeness.merge([part.index for part in parts], aliases)
+    index = completeness.merge([part.index for part in parts], aliases, planned)
     records = [record for part in parts for record in part.files]
     documents = {
         layout.INDEX: encode_index(index, binding(attempt.run, attempt.name)),

@@ -32,6 +32,7 @@ from strongroom.fill import match
 from strongroom.layout import CheckpointName
 from strongroom.manifest import RUN_BOUNDS, Commit
 from strongroom.messages import Message
+from strongroom.metadata import narrowed
 from strongroom.opened import open_checkpoint
 from strongroom.plan import plan_read
 from strongroom.ranks import Ranks, Verdict, name_ranks
@@ -452,9 +453,11 @@ class _Reading:
         """
         filling = self._filling
         try:
-            reads = plan_read(filling.targets, filling.records)
+            # Without the chunks that only other ranks need: there are as many as ranks.
+            records = narrowed(filling.targets, filling.records)
+            reads = plan_read(filling.targets, records)
             self.read_bytes = fetch(
-                self._opened, reads, filling.records, workers=self._workers, touched=self._touched
+                self._opened, reads, records, workers=self._workers, touched=self._touched
             )
             filling.decode()
         except StateMismatchError as error:
