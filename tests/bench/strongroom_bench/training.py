@@ -20,7 +20,7 @@ from strongroom_bench.states import done, drop
 
 __all__ = ["measure"]
 
-_BATCH = 64
+_BATCH = 32
 _PERCENTS = (50, 95, 99)
 
 Begin = Callable[[int], Any]
