@@ -353,6 +353,33 @@ def test_a_state_that_changes_in_any_way_is_walked_as_if_anew(history: Any, is_g
             before = check(capturer, state, before)
 
 
+def test_a_parameter_that_becomes_a_buffer_of_the_same_name_changes_its_unit() -> None:
+    module, capturer = nn.Module(), Capturer(rank=0)
+    module.w = nn.Parameter(torch.zeros(1))
+    assert capturer.capture({"m": module}).units == {"m.w": "m.w"}
+    kept = module.w
+    del module.w
+    module.register_buffer("w", kept)
+    assert capturer.capture({"m": module}).units == {"m.w": "m=buffers"}
+
+
+def test_the_same_names_in_another_part_of_the_state_are_walked_anew() -> None:
+    capturer = Capturer(rank=0)
+    module = Noted(1, 1)
+    module.note = {"t": torch.zeros(1)}
+    assert capturer.capture({"m": module}).units["m._extra_state.t"] == "m=buffers"
+    assert capturer.capture({"m": {"_extra_state": module.note}}).units["m._extra_state.t"] == "m"
+
+
+def test_a_child_under_another_name_is_seen() -> None:
+    layer, capturer = nn.Linear(1, 1), Capturer(rank=0)
+    model = nn.ModuleDict({"a": layer})
+    state = {"m": model, "o": optim.SGD(model.parameters(), lr=0.1)}
+    assert list(capturer.capture(state).tensors) == ["m.a.weight", "m.a.bias"]
+    model["b"] = model.pop("a")
+    assert_same(capturer.capture(state), capture(state, rank=0))
+
+
 def test_an_unchanged_state_gives_the_same_fingerprint_object() -> None:
     state, capturer = build(), Capturer(rank=0)
     first = capturer.capture(state)
