@@ -71,8 +71,10 @@ class Captured:
     def compared(self) -> dict[str, torch.Tensor]:
         """Those small tensors that must be the same on every rank, by name.
 
-        Nothing else says whose would be stored: generators, arrays, tensors that stand by
-        themselves. To be asked for while ``tensors`` still holds them.
+        Nothing else says whose would be stored: generators, counters, positions, and what else
+        stands outside of modules and optimizers. Not floating-point ones: those are measured or
+        trained, a ``state_dict()`` of a replicated model among them, and ranks' may differ a little
+        by right; the lowest rank's are stored. To be asked for while ``tensors`` still holds them.
         """
         return {name: self.tensors[name] for name in self._comparable}
 
@@ -201,6 +203,8 @@ class _Memory:
                 if found.regions[number].is_compared
                 and not is_distributed(found.tensors[number])
                 and found.tensors[number].nbytes <= MAX_COMPARED_BYTES
+                and not seen.dtypes[number].is_floating_point
+                and not seen.dtypes[number].is_complex
             ]
         captured.fingerprint, captured.units = self.fingerprint, self.units
         captured._comparable = self.comparable

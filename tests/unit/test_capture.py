@@ -457,15 +457,18 @@ def test_two_modules_in_one_list_have_their_own_units_of_buffers() -> None:
     assert units["m.[0].running_mean"] != units["m.[1].running_mean"]
 
 
-def test_what_is_compared_between_ranks_is_small_and_not_a_models_or_a_ranks_own() -> None:
+def test_what_is_compared_between_ranks_is_small_and_exact_and_not_a_models_or_a_ranks_own() -> None:
     state = build()
-    state["large"] = torch.zeros(tree.MAX_COMPARED_BYTES // 4 + 1)
-    state["just"] = torch.zeros(tree.MAX_COMPARED_BYTES // 4)
-    state["other"][0].note = torch.zeros(1)
+    state["large"] = torch.zeros(tree.MAX_COMPARED_BYTES // 4 + 1, dtype=torch.int32)
+    state["just"] = torch.zeros(tree.MAX_COMPARED_BYTES // 4, dtype=torch.int32)
+    state["deep"]["count"] = torch.tensor(3)
+    state["mine"] = PerRank(torch.tensor(3))
+    state["measured"] = torch.zeros(3)
+    state["other"][0].note = torch.zeros(1, dtype=torch.uint8)
     compared = capture(state, rank=0).compared
-    assert {"flat.t0", "deep.a.x", "meter.total", "generator", "array", "list.[0]", "just"} <= set(compared)
-    assert "other.0._extra_state" in compared
+    assert {"generator", "just", "deep.count", "other.0._extra_state"} <= set(compared)
     assert not [name for name in compared if name.startswith(("model", "optimizer", "mine", "large"))]
+    assert "measured" not in compared
 
 
 def test_what_all_ranks_share_never_goes_by_the_name_of_one_ranks_own() -> None:
