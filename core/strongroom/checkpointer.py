@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from strongroom import layout, parallel, retention, sweep
+from strongroom import parallel
 from strongroom import restore as restoring
 from strongroom.budget import check_budget
 from strongroom.catalog import Catalog, Checkpoint
@@ -34,16 +33,12 @@ from strongroom.config import (
     choose_digest,
     load_policy,
 )
-from strongroom.dryrun import RestorePlan, plan_restore
+from strongroom.dryrun import RestorePlan, plan_newest
 from strongroom.errors import (
-    AccessDeniedError,
     ClosedError,
     ConfigError,
     FencedError,
     FormatError,
-    IntegrityError,
-    NoWholeCheckpointError,
-    ObjectNotFoundError,
     RanksDisagreeError,
     SaveError,
     StrongroomError,
@@ -54,23 +49,20 @@ from strongroom.events import (
     Emitter,
     EventSink,
     LaunchClaimed,
-    RemovalFailed,
     SaveFailed,
     SaveSkipped,
     SaveStarted,
 )
 from strongroom.handle import Failures, SaveHandle
+from strongroom.keeping import Keeper
 from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
 from strongroom.manifest import (
-    LAUNCH_BOUNDS,
     MAX_DEADLINE_S,
     CheckpointRef,
     Commit,
-    Launch,
     check_run_id,
 )
 from strongroom.messages import Message
-from strongroom.opened import open_checkpoint
 from strongroom.ownership import Owners
 from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
@@ -81,7 +73,8 @@ from strongroom.saving import NO_PROVENANCE, Provenance, Stager, default_workers
 from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.stores.open import open_store
-from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
+from strongroom.transaction import Attempt, Deadline
+from strongroom.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,14 +92,6 @@ _GRACE_S: Final = 60.0
 
 _DRAIN_S: Final = 30.0
 """How long leaving the context with an exception pending waits for the save in flight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """This writer's launch, and where its line begins."""
-
-    launch: Launch
-    parent: CheckpointRef | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,12 +113,6 @@ class _InFlight:
     job: Future[None]
     deadline: Deadline
 
-
-_DRAWN_RUN_DIGITS: Final = 32
-"""Hex digits of a run id that nobody gave."""
-
-_LOOKS_S: Final = (0.05, 0.2, 1.0, 3.0)
-"""Pauses between looks for a record that another rank has just written."""
 
 _FAREWELL_S: Final = 10.0
 """How long rank 0 waits at the end for ranks that are still reading its last word."""
@@ -244,7 +223,6 @@ class Checkpointer:
         policy = load_policy(security)
         self._ranks = Ranks.of_this_process(process_group)
         self._store = open_store(root)
-        self._keep = keep
         self._algorithm = choose_digest(digest, policy)
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
@@ -252,7 +230,6 @@ class Checkpointer:
         if when_busy not in ("wait", "skip"):
             raise ConfigError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}")
         self._when_busy = when_busy
-        self._run_id = _check_run_id(run_id)
         self._clock = clock
         self._draw = draw
         self._workers = default_workers()
@@ -273,14 +250,22 @@ class Checkpointer:
             is_overlapped=overlap_device_copy,
         )
         self._owners = Owners(self._ranks.world_size)
+        self._keeper = Keeper(self._store, self._catalog, keep, clock=clock, emitter=self._emitter)
+        self._turns = Turns(
+            self._store,
+            self._catalog,
+            self._ranks,
+            run_id=_check_run_id(run_id),
+            timeout_s=self._timeout_s,
+            clock=clock,
+            draw=draw,
+        )
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
-        self._turn: _Turn | None = None
         self._last: SaveHandle | None = None
         self._in_flight: _InFlight | None = None
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
-        self._half_removed: set[CheckpointName] = set()
         self._is_busy = False
         self._process_id = os.getpid()
         self._is_closed = False
@@ -339,9 +324,9 @@ class Checkpointer:
             self._stager.forget()
             return self._skip(intent.step, said.members["reason"])
         if said.members["is_new"]:
-            self._meet_at_root(said.pieces["launch"])
+            self._turns.meet(said.pieces["launch"])
         staging = self._clock.monotonic()
-        turn = self._join_turn(said.pieces["launch"])
+        turn = self._turns.join(said.pieces["launch"])
         name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
         attempt = Attempt(
             self._store,
@@ -419,20 +404,13 @@ class Checkpointer:
             self._check_same([(message.members["call"], message.members["step"]) for message in said])
             generation, told = self._owners.decide(said)
             return Verdict(
-                shared=Message(members={"generation": generation, "run": self._likely_run()}), own=told
+                shared=Message(members={"generation": generation, "run": self._turns.likely_run()}), own=told
             )
 
         said, own = self._ranks.lane("main").agree("preparing", propose, decide, timeout_s=self._timeout_s)
         self._stager.learn(said, own)
         name = CheckpointName(launch=1, step=0, attempt="0" * ATTEMPT_HEX_DIGITS)
         return self._stager.prepare(binding(said.members["run"], name))
-
-    def _likely_run(self) -> str:
-        """The run id that the first save will find, or one as long."""
-        if self._turn is not None:
-            return self._turn.launch.run
-        found = self._catalog.history().run
-        return found.run if found is not None else self._run_id or "0" * _DRAWN_RUN_DIGITS
 
     def _propose(
         self,
@@ -447,7 +425,7 @@ class Checkpointer:
         self._check_open()
         intent.step = _check_step(step)
         intent.extras = Provenance.of(provenance, metrics, tags)
-        turn = self._turn.launch.launch if self._turn else None
+        turn = self._turns.current.launch.launch if self._turns.current else None
         about = {"call": "save", "step": intent.step, "turn": turn, "digest": self._algorithm}
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
@@ -479,7 +457,7 @@ class Checkpointer:
         if skips:
             return Verdict(shared=Message(members={"do": "skip", "reason": skips[0]}))
         # Only now, when every rank is known to be able: a launch is claimed for good.
-        turn = self._turn or self._begin_turn()
+        turn = self._turns.current or self._begin_turn()
         # Also for one that lost its way into a launch which the others are in.
         is_new = any(message.members["turn"] != turn.launch.launch for message in said)
         generation, told = self._owners.decide(said)
@@ -490,36 +468,6 @@ class Checkpointer:
             "is_new": is_new,
         }
         return Verdict(shared=Message(members=members, pieces={"launch": turn.launch.encode()}), own=told)
-
-    def _meet_at_root(self, record: bytes) -> None:
-        """See whether every rank finds the launch's record at its root, just as it was written.
-
-        Raises:
-            ConfigError: one does not: what it wrote would be missing from the checkpoint.
-        """
-        if self._ranks.is_alone:
-            return
-
-        def look() -> Message:
-            key = layout.launch_key(Launch.decode(record, "the coordinator's launch").launch)
-            return Message(members={"sees_it": _holds(self._store, key, record)})
-
-        def decide(said: list[Message]) -> Verdict:
-            blind = [rank for rank, message in enumerate(said) if not message.members["sees_it"]]
-            if blind:
-                raise ConfigError(
-                    f"{name_ranks(blind)} cannot see at {self._store.uri} what rank 0 has written there: the "
-                    "root must be one place for all ranks, such as a shared file system"
-                )
-            return Verdict()
-
-        try:
-            self._ranks.lane("main").agree(
-                "looking at the root", look, decide, timeout_s=self._timeout_s, goes_on=True
-            )
-        except BaseException:
-            self._turn = None
-            raise
 
     def _check_same(self, calls: Sequence[tuple[str, Any]]) -> None:
         """Raise RanksDisagreeError where ranks were not called alike."""
@@ -570,44 +518,19 @@ class Checkpointer:
                 self._in_flight, self._last = None, before
             raise
 
-    def _begin_turn(self) -> _Turn:
-        """Claim this job's launch, from the checkpoint that it restored, if any; on the coordinator."""
-        now_ms = self._clock.now_ms()
-        # Before a run record is written: a root that lost its own must not get another run's.
-        history = self._catalog.history()
-        run = begin_run(
-            self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
-        )
-        if self._run_id is not None and run.run != self._run_id:
-            raise ConfigError(
-                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
-                "run needs a root of its own"
-            )
+    def _begin_turn(self) -> Turn:
         # The newest, where a launch that this line has saved in could not be gone on with.
         parent = self._newest or self._restored
-        launch = claim_launch(
-            self._store,
-            run=run.run,
-            parent=parent,
-            taken=history.launch_numbers,
-            deadline_s=max(1, int(self._timeout_s)),
-            now_ms=now_ms,
-        )
-        self._turn = _Turn(launch=launch, parent=parent)
+        turn = self._turns.begin(parent)
         parent_step = parent.step if parent else None
-        self._emitter.emit(LaunchClaimed(run=run.run, launch=launch.launch, parent_step=parent_step))
-        return self._turn
-
-    def _join_turn(self, record: bytes) -> _Turn:
-        """Take part in the launch that the coordinator has claimed, and leave any other."""
-        launch = Launch.decode(record, "the coordinator's launch")
-        if self._turn is not None and self._turn.launch == launch:
-            return self._turn
-        self._turn = _Turn(launch=launch, parent=launch.parent)
-        return self._turn
+        self._emitter.emit(
+            LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
+        )
+        return turn
 
     def _check_order(self, step: int) -> None:
-        newest = self._newest or (self._turn.parent if self._turn else self._restored)
+        turn = self._turns.current
+        newest = self._newest or (turn.parent if turn else self._restored)
         if newest is not None and step < newest.step:
             raise ConfigError(
                 f"step {step} is lower than step {newest.step}, which this run has reached: it would never "
@@ -639,7 +562,7 @@ class Checkpointer:
         handle.settle(Checkpoint.of(commit))
         self._committed = handle
         if self._ranks.is_coordinator:
-            self._retain(commit)
+            self._keeper.retain(commit, self._verified)
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
         if self._ranks.is_coordinator:
@@ -660,36 +583,6 @@ class Checkpointer:
         failures = self._failures.note(handle, told)
         self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=failures))
         handle.fail(told)
-
-    def _retain(self, commit: Commit) -> None:
-        """Retention and orphans, after a commit; never raises into training."""
-        if self._keep is None:
-            return
-        name = commit.name
-        try:
-            history = self._catalog.history()
-            if max(history.launch_numbers) > name.launch:
-                # A later writer slipped in between the fence and the commit: what stays is its to say.
-                return
-            verified = history.verified | self._verified
-            ranked = [other for other in history.line.ranked if other in history.commits]
-            decisions = retention.plan(ranked, self._keep, verified=verified)
-            half_removed = self._half_removed.intersection(history.uncommitted)
-            self._half_removed = half_removed.union(
-                sweep.remove_checkpoints(self._store, commit.run, decisions, self._emitter)
-            )
-            orphans = sweep.orphans(
-                self._store,
-                history,
-                launch=name.launch,
-                in_flight=(name,),
-                now_ns=self._clock.now_ns(),
-                half_removed=half_removed,
-            )
-            sweep.remove_orphans(self._store, commit.run, orphans, self._emitter)
-        except Exception as error:  # noqa: BLE001
-            # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
-            self._emitter.emit(RemovalFailed(run=commit.run, folder="", reason=str(error)))
 
     # --------------------------------------------------------------------------------- restore
 
@@ -758,7 +651,8 @@ class Checkpointer:
         if is_own:
             self._verified.add(commit.name)
         # What comes next is a new line, whatever this writer has saved until now.
-        self._turn = self._newest = self._last = self._committed = self._fenced = None
+        self._turns.leave()
+        self._newest = self._last = self._committed = self._fenced = None
         return restored
 
     def plan_restore(
@@ -786,35 +680,13 @@ class Checkpointer:
             StoreError: the store could not be asked.
         """
         self._check_open()
-        wanted = None if step is None else _check_step(step)
-        selection = _selection(strict, only, rename)
-        for source in self._sources:
-            history = source.read_history()
-            if wanted is None and not history.has_commits:
-                continue
-            names = history.line.newest_first if wanted is None else (history.at_step(wanted),)
-            reasons = []
-            for name in names:
-                try:
-                    commit = history.whole(name)
-                    return plan_restore(
-                        open_checkpoint(source.store, commit),
-                        state,
-                        checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
-                        rank=self._ranks.rank,
-                        world_size=self._ranks.world_size,
-                        selection=selection,
-                    )
-                except IntegrityError as error:
-                    if wanted is not None:
-                        raise
-                    reasons.append((name.step, str(error)))
-            raise NoWholeCheckpointError(
-                "checkpoints were committed here, and none is whole: "
-                + "; ".join(f"step {number}: {reason}" for number, reason in reasons),
-                reasons=reasons,
-            )
-        return None
+        return plan_newest(
+            self._sources,
+            state,
+            step=None if step is None else _check_step(step),
+            selection=_selection(strict, only, rename),
+            ranks=self._ranks,
+        )
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every committed checkpoint: the current line newest first, then superseded ones.
@@ -898,7 +770,7 @@ class Checkpointer:
 
     @property
     def _run_name(self) -> str:
-        return self._turn.launch.run if self._turn else ""
+        return self._turns.current.launch.run if self._turns.current else ""
 
 
 def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None) -> Selection:
@@ -909,21 +781,6 @@ def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[s
 def _words(call: tuple[str, Any]) -> str:
     name, step = call
     return f"{name}(step={step})" if step is not None else f"{name}()"
-
-
-def _holds(store: Store, key: str, expected: bytes) -> bool:
-    """Whether a store holds exactly this; True where this role may not look."""
-    for pause_s in (*_LOOKS_S, None):
-        try:
-            return store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes) == expected
-        except AccessDeniedError:
-            return True
-        except ObjectNotFoundError:
-            if pause_s is None:
-                return False
-            # A network file system may take a moment to show a new name to other hosts.
-            time.sleep(pause_s)
-    return False
 
 
 def _check_step(step: Any) -> int:

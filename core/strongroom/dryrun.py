@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout
-from strongroom.catalog import Checkpoint
+from strongroom.catalog import Checkpoint, History
 from strongroom.digest import BLOCK_BYTES
 from strongroom.dtypes import DTYPE_BYTES
-from strongroom.errors import StateMismatchError
+from strongroom.errors import IntegrityError, NoWholeCheckpointError, StateMismatchError
 from strongroom.fill import Filling, match
 from strongroom.index import Chunk
+from strongroom.layout import CheckpointName
 from strongroom.metadata import narrowed
-from strongroom.opened import OpenedCheckpoint
+from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.plan import chunk_number, plan_read
+from strongroom.ranks import Ranks
+from strongroom.restore import Source
 from strongroom.selection import Selection
 
-__all__ = ["ReadOfFile", "RestorePlan", "plan_restore"]
+__all__ = ["ReadOfFile", "RestorePlan", "plan_newest", "plan_restore"]
 
 _NAMES_SHOWN: Final = 20
 
@@ -166,6 +169,56 @@ def plan_restore(
             for other in range(world_size, opened.manifest.world_size)
             if layout.rank_state_path(other) in opened.files
         ),
+    )
+
+
+def plan_newest(
+    sources: Sequence[Source], state: Any, *, step: int | None, selection: Selection, ranks: Ranks
+) -> RestorePlan | None:
+    """Plan for the checkpoint that a restore would take, as far as index and documents tell.
+
+    Args:
+        sources: as `strongroom.restore.restore` takes them.
+        step: this very step, without fall-back; None: the newest whole one.
+
+    Returns:
+        None only where nothing was ever committed.
+
+    Raises:
+        IntegrityError: that step is damaged; or, as `NoWholeCheckpointError`, all are.
+        CheckpointNotFoundError: no checkpoint of that step.
+        StoreError: the store could not be asked.
+    """
+    for source in sources:
+        history = source.read_history()
+        if step is not None:
+            return _planned(source, history, history.at_step(step), state, selection, ranks)
+        if not history.has_commits:
+            continue
+        reasons = []
+        for name in history.line.newest_first:
+            try:
+                return _planned(source, history, name, state, selection, ranks)
+            except IntegrityError as error:
+                reasons.append((name.step, str(error)))
+        told = "; ".join(f"step {number}: {reason}" for number, reason in reasons)
+        raise NoWholeCheckpointError(
+            f"checkpoints were committed here, and none is whole: {told}", reasons=reasons
+        )
+    return None
+
+
+def _planned(
+    source: Source, history: History, name: CheckpointName, state: Any, selection: Selection, ranks: Ranks
+) -> RestorePlan:
+    commit = history.whole(name)
+    return plan_restore(
+        open_checkpoint(source.store, commit),
+        state,
+        checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        selection=selection,
     )
 
 

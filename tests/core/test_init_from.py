@@ -44,7 +44,7 @@ def test_its_steps_begin_anew_and_its_line_does_not_name_the_other_run(
     checkpointer.restore({"w": torch.zeros(3), "extra": {}})
     checkpointer.save(1, {"w": torch.ones(3), "extra": {}}).result()
     assert [(one.step, one.launch) for one in checkpointer.checkpoints()] == [(1, 1)]
-    assert checkpointer._turn.launch.parent is None
+    assert checkpointer._turns.current.launch.parent is None
 
 
 def test_once_it_has_a_commit_of_its_own_the_other_run_is_not_looked_at(

@@ -1,0 +1,165 @@
+"""A job's turn at writing a run: its launch, claimed by the coordinator and joined by the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from strongroom import layout
+from strongroom.catalog import Catalog
+from strongroom.config import Clock
+from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
+from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch
+from strongroom.messages import Message
+from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.stores.base import Store
+from strongroom.transaction import begin_run, claim_launch
+
+__all__ = ["Turn", "Turns"]
+
+_DRAWN_RUN_DIGITS: Final = 32
+"""Hex digits of a run id that nobody gave."""
+
+_LOOKS_S: Final = (0.05, 0.2, 1.0, 3.0)
+"""Pauses between looks for a record that another rank has just written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A launch, and where its line begins."""
+
+    launch: Launch
+    parent: CheckpointRef | None
+
+
+class Turns:
+    """Begins turns under one root.
+
+    Args:
+        store: the root.
+        catalog: what it holds.
+        run_id: the run's id where it was given.
+        timeout_s: the deadline of this job's saves, and how long ranks wait for each other.
+        draw: random hex digits for ``n`` bytes.
+
+    Attributes:
+        current: the turn that this job is in; None: it has not begun one, or has left it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        catalog: Catalog,
+        ranks: Ranks,
+        *,
+        run_id: str | None,
+        timeout_s: float,
+        clock: Clock,
+        draw: Callable[[int], str],
+    ) -> None:
+        self.current: Turn | None = None
+        self._store = store
+        self._catalog = catalog
+        self._ranks = ranks
+        self._run_id = run_id
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._draw = draw
+
+    def begin(self, parent: CheckpointRef | None) -> Turn:
+        """Claim a launch; on the coordinator.
+
+        Args:
+            parent: the checkpoint that the job goes on from.
+
+        Raises:
+            ConfigError: the root belongs to another run than the one that was given.
+            StrongroomError: no launch could be claimed.
+        """
+        now_ms = self._clock.now_ms()
+        # Before a run record is written: a root that lost its own must not get another run's.
+        history = self._catalog.history()
+        run = begin_run(
+            self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
+        )
+        if self._run_id is not None and run.run != self._run_id:
+            raise ConfigError(
+                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
+                "run needs a root of its own"
+            )
+        launch = claim_launch(
+            self._store,
+            run=run.run,
+            parent=parent,
+            taken=history.launch_numbers,
+            deadline_s=max(1, int(self._timeout_s)),
+            now_ms=now_ms,
+        )
+        self.current = Turn(launch=launch, parent=parent)
+        return self.current
+
+    def join(self, record: bytes) -> Turn:
+        """Take part in the launch that the coordinator has claimed, and leave any other."""
+        launch = Launch.decode(record, "the coordinator's launch")
+        if self.current is None or self.current.launch != launch:
+            self.current = Turn(launch=launch, parent=launch.parent)
+        return self.current
+
+    def leave(self) -> None:
+        """The next save begins another turn."""
+        self.current = None
+
+    def meet(self, record: bytes) -> None:
+        """See whether every rank finds the launch's record at its root, just as it was written.
+
+        Raises:
+            ConfigError: one does not: what it wrote would be missing from the checkpoint.
+            RanksError: a rank is missing.
+        """
+        if self._ranks.is_alone:
+            return
+
+        def look() -> Message:
+            key = layout.launch_key(Launch.decode(record, "the coordinator's launch").launch)
+            return Message(members={"sees_it": _holds(self._store, key, record)})
+
+        def decide(said: list[Message]) -> Verdict:
+            blind = [rank for rank, message in enumerate(said) if not message.members["sees_it"]]
+            if blind:
+                raise ConfigError(
+                    f"{name_ranks(blind)} cannot see at {self._store.uri} what rank 0 has written there: the "
+                    "root must be one place for all ranks, such as a shared file system"
+                )
+            return Verdict()
+
+        try:
+            self._ranks.lane("main").agree(
+                "looking at the root", look, decide, timeout_s=self._timeout_s, goes_on=True
+            )
+        except BaseException:
+            self.leave()
+            raise
+
+    def likely_run(self) -> str:
+        """The run id that the first save will find, or one as long."""
+        if self.current is not None:
+            return self.current.launch.run
+        found = self._catalog.history().run
+        return found.run if found is not None else self._run_id or "0" * _DRAWN_RUN_DIGITS
+
+
+def _holds(store: Store, key: str, expected: bytes) -> bool:
+    """Whether a store holds exactly this; True where this role may not look."""
+    for pause_s in (*_LOOKS_S, None):
+        try:
+            return store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes) == expected
+        except AccessDeniedError:
+            return True
+        except ObjectNotFoundError:
+            if pause_s is None:
+                return False
+            # A network file system may take a moment to show a new name to other hosts.
+            time.sleep(pause_s)
+    return False
