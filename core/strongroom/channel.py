@@ -361,6 +361,7 @@ def open_channel(
     *,
     fixed_host: str | None = None,
     route_to: str | None = None,
+    within_s: float = _CONNECT_S,
 ) -> Channel:
     """Meet the other ranks; called once on every rank.
 
@@ -368,6 +369,7 @@ def open_channel(
         share: takes the coordinator's bytes (None elsewhere) and returns them on every rank.
         fixed_host: a name by which every rank reaches the coordinator's host, if one is known.
         route_to: a host that ranks can reach, to learn by which address they reach this one.
+        within_s: how long it may take to connect.
 
     Raises:
         RanksError: the coordinator cannot be reached from here.
@@ -398,7 +400,7 @@ def open_channel(
             return _client(address, hosts)
 
     channel = Channel(rank, world_size, connect)
-    channel.connect()
+    channel.connect(min(within_s, _CONNECT_S))
     return channel
 
 

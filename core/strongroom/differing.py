@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from strongroom import canonical
 from strongroom.errors import RanksDisagreeError
 from strongroom.ranks import name_ranks
 from strongroom.values import Node
@@ -13,6 +14,9 @@ __all__ = ["check_aliases", "check_compared", "differing_documents", "explain_di
 
 _MAX_EXPLAINED: Final = 4
 """Ranks whose whole document is fetched to say where it differs."""
+
+_MAX_PATHS: Final = 5
+"""Places that are named."""
 
 _ADVICE: Final = (
     "which all ranks should have alike; wrap what differs by rank (a generator, a loader's position) in "
@@ -34,9 +38,9 @@ def check_compared(digests: Sequence[Mapping[str, str]]) -> None:
                 differing.setdefault(name, []).append(rank)
     if differing:
         ranks = sorted({rank for others in differing.values() for rank in others})
+        listed = ", ".join(sorted(differing)[:_MAX_PATHS])
         raise RanksDisagreeError(
-            f"{name_ranks(ranks)} and rank 0 hold different values of {', '.join(sorted(differing)[:5])}, "
-            f"{_ADVICE}",
+            f"{name_ranks(ranks)} and rank 0 hold different values of {listed}, {_ADVICE}",
             ranks=ranks,
             phase="comparing",
         )
@@ -70,7 +74,7 @@ def explain_difference(mine: Node, others: Mapping[int, Node]) -> RanksDisagreeE
     """Say where the documents of ranks differ from the coordinator's."""
     found = {rank: _first_differences(mine, other) for rank, other in others.items()}
     keys = list(dict.fromkeys(key for keys in found.values() for key in keys))
-    listed = ", ".join(keys[:5]) or "the order of its entries"
+    listed = ", ".join(keys[:_MAX_PATHS]) or "state"
     return RanksDisagreeError(
         f"{name_ranks(found)} and rank 0 hold different values of {listed}, {_ADVICE}",
         ranks=tuple(found),
@@ -79,23 +83,23 @@ def explain_difference(mine: Node, others: Mapping[int, Node]) -> RanksDisagreeE
 
 
 def _first_differences(mine: Node, other: Node, path: str = "state") -> list[str]:
-    """Paths of at most five places where two typed documents differ."""
-    if mine == other:
-        return []
-    if isinstance(mine, dict) and isinstance(other, dict) and mine.get("$") == other.get("$"):
+    """Paths of a few places where two typed documents differ."""
+    if isinstance(mine, dict) and isinstance(other, dict) and mine.keys() == other.keys():
+        if mine.get("$") != other.get("$"):
+            return [path]
         if mine.get("$") == "dict" or "v" in mine:
             return _first_differences(mine.get("v"), other.get("v"), path)
-        return [path]
-    if isinstance(mine, list) and isinstance(other, list):
+    elif isinstance(mine, list) and isinstance(other, list):
         if all(map(_is_pair, (*mine, *other))) and (mine or other):
             return _pair_differences(mine, other, path)
         if len(mine) == len(other):
             found: list[str] = []
             for number, (first, second) in enumerate(zip(mine, other, strict=True)):
-                if len(found) < 5:
+                if len(found) < _MAX_PATHS:
                     found += _first_differences(first, second, f"{path}[{number}]")
-            return found[:5]
-    return [path]
+            return found[:_MAX_PATHS]
+    # Not by value: 1 and True are equal in Python, and differ as documents do.
+    return [] if canonical.encode(mine) == canonical.encode(other) else [path]
 
 
 def _is_pair(value: Any) -> bool:
@@ -106,11 +110,13 @@ def _pair_differences(mine: Sequence[Any], other: Sequence[Any], path: str) -> l
     left, right = dict(mine), dict(other)
     found: list[str] = []
     for key in dict.fromkeys((*left, *right)):
-        if len(found) >= 5:
+        if len(found) >= _MAX_PATHS:
             break
         own_path = f"{path}[{key!r}]"
         if key not in left or key not in right:
             found.append(f"{own_path} (on some ranks only)")
         else:
             found += _first_differences(left[key], right[key], own_path)
-    return found[:5]
+    if not found and list(left) != list(right):
+        return [f"{path} (the order of its entries)"]
+    return found[:_MAX_PATHS]

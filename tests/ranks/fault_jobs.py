@@ -13,7 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ import torch.distributed as dist
 
 from strongroom import Checkpointer, PerRank, StrongroomError, stage
 from strongroom.stores.local import LocalStore
+from strongroom.testing import Fault as StoreFault
+from strongroom.testing import FaultyStore
 
-__all__ = ["Fault", "Told", "restoring", "saving", "state_of", "values"]
+__all__ = ["Fault", "Told", "restoring", "restoring_with_faulty_store", "saving", "state_of", "values"]
 
 RAISED = "the fault that the test asked for"
 
@@ -185,21 +187,16 @@ def told(call: Callable[[], Any]) -> Told:
     return Told(step=step, error=None, bases=(), text="", ranks=(), seconds=time.monotonic() - began)
 
 
-def saving(root: Path, faults: list[Fault], timeout_s: float, is_first: bool = False) -> list[Told]:
-    """Restore what is there, save step 2 with faults, and (whoever lives) step 3 without.
-
-    Args:
-        is_first: the faulty save is also the first talk between the ranks.
-    """
+def saving(root: Path, faults: list[Fault], timeout_s: float) -> list[Told]:
+    """Restore what is there, save step 2 with faults, and (whoever lives) step 3 without."""
     switch = Switch(*faults)
     checkpointer = Checkpointer(TrippedStore(root, switch), timeout_s=timeout_s)
-    if not is_first:
-        state = state_of(0)
-        restored = checkpointer.restore(state)
-        assert restored is not None
-        assert holds(state, 1)
-        # None of them is still in it when one fails.
-        dist.barrier()
+    state = state_of(0)
+    restored = checkpointer.restore(state)
+    assert restored is not None
+    assert holds(state, 1)
+    # None of them is still in it when one fails.
+    dist.barrier()
     calls = []
     with wrapped_copy(switch):
         switch.is_armed = True
@@ -218,11 +215,24 @@ def saving(root: Path, faults: list[Fault], timeout_s: float, is_first: bool = F
     return calls
 
 
-def restoring(root: Path, faults: list[Fault], timeout_s: float) -> list[Told]:
-    """Restore with faults, and (whoever lives) again without."""
+def restoring(
+    root: Path | list[Path],
+    faults: list[Fault],
+    timeout_s: float,
+    tells_skipped: bool = False,
+    is_first: bool = False,
+) -> list[Told]:
+    """Restore with faults, and (whoever lives) again without.
+
+    Args:
+        root: of all ranks, or a list of one each.
+        tells_skipped: give the checkpoints that were skipped as text.
+        is_first: the faulty restore is also the first talk between the ranks.
+    """
     switch = Switch(*faults)
-    checkpointer = Checkpointer(TrippedStore(root, switch), timeout_s=timeout_s)
-    calls = []
+    mine = root[dist.get_rank()] if isinstance(root, list) else root
+    checkpointer = Checkpointer(TrippedStore(mine, switch), timeout_s=timeout_s)
+    skipped: list[str] = []
 
     def restore() -> int:
         switch.at("call")
@@ -230,15 +240,40 @@ def restoring(root: Path, faults: list[Fault], timeout_s: float) -> list[Told]:
         restored = checkpointer.restore(state)
         assert restored is not None
         assert holds(restored.state, restored.step)
+        assert restored.state["mine"] == {"rank": dist.get_rank(), "step": restored.step}
+        skipped.extend(f"step {step}: {reason}" for step, reason in restored.skipped)
         return restored.step
 
+    if not is_first:
+        checkpointer.restore(only="nothing that is there", strict=False)
+    dist.barrier()
     switch.is_armed = True
-    calls.append(told(restore))
+    calls = [told(restore)]
     switch.is_armed = False
-    if not any(fault.kind in ("killed", "stopped") for fault in faults):
+    if tells_skipped:
+        calls[0] = replace(calls[0], text="; ".join(skipped))
+    if not is_first and not any(fault.kind in ("killed", "stopped") for fault in faults):
+        dist.barrier()
         calls.append(told(restore))
         calls.append(told(checkpointer.close))
     return calls
+
+
+def restoring_with_faulty_store(root: Path, rank: int, operation: str, fault: str, timeout_s: float) -> Told:
+    """Restore while the store of one rank fails at each operation of one kind."""
+    store: Any = LocalStore(root)
+    if dist.get_rank() == rank:
+        store = FaultyStore(store, fail_at=1, fault=StoreFault[fault], lasting=True, only=[operation])
+    checkpointer = Checkpointer(store, timeout_s=timeout_s)
+
+    def restore() -> int:
+        restored = checkpointer.restore(state_of(0))
+        assert restored is not None
+        return restored.step
+
+    outcome = told(restore)
+    checkpointer.close()
+    return outcome
 
 
 def save_steps(root: Path, steps: list[int]) -> list[int]:
