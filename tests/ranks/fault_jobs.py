@@ -187,8 +187,12 @@ def told(call: Callable[[], Any]) -> Told:
     return Told(step=step, error=None, bases=(), text="", ranks=(), seconds=time.monotonic() - began)
 
 
-def saving(root: Path, faults: list[Fault], timeout_s: float) -> list[Told]:
-    """Restore what is there, save step 2 with faults, and (whoever lives) step 3 without."""
+def saving(root: Path, faults: list[Fault], timeout_s: float, is_last: bool = False) -> list[Told]:
+    """Restore what is there, save step 2 with faults, and (whoever lives) step 3 without.
+
+    Args:
+        is_last: leave the last one out.
+    """
     switch = Switch(*faults)
     checkpointer = Checkpointer(TrippedStore(root, switch), timeout_s=timeout_s)
     state = state_of(0)
@@ -208,7 +212,7 @@ def saving(root: Path, faults: list[Fault], timeout_s: float) -> list[Told]:
         calls.append(told(second))
         switch.is_armed = False
         is_mortal = any(fault.kind in ("killed", "stopped") for fault in faults)
-        if not is_mortal:
+        if not is_mortal and not is_last:
             dist.barrier()
             calls.append(told(lambda: checkpointer.save(3, state_of(3)).result(60).step))
             calls.append(told(checkpointer.close))
