@@ -27,6 +27,11 @@ FIGURES = {
         "wall of a verified restore / dcp.load",
         "wall of a verified restore of many small tensors / dcp.load",
     ],
+    "ranks": [
+        "stall of save, 4 ranks / one copy_ of each rank's part",
+        "wall of a committed, checksummed save, 4 ranks / dcp.save(thread_count=2)",
+        "wall of a verified restore, 4 ranks / dcp.load",
+    ],
     "small": [
         "stall of many small tensors / _foreach_copy_",
         "wall of a save of many small tensors / dcp.async_save(thread_count=2)",

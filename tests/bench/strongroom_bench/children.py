@@ -77,6 +77,16 @@ def memory(root: str, saver: str, tensors: str, tensor_bytes: str, saves: str) -
     return {"added": peaks}
 
 
+def rank(folder: str, scale: str) -> dict[str, Any]:
+    """One rank of the job of `strongroom_bench.ranks`."""
+    from dataclasses import replace
+
+    from strongroom_bench.ranks import run_rank
+    from strongroom_bench.scale import SCALES
+
+    return run_rank(folder, replace(SCALES[scale], rounds=int(os.environ["STRONGROOM_BENCH_ROUNDS"])))
+
+
 def _strongroom_saver(root: str, state: dict[str, Any]) -> Any:
     import torch
 
@@ -119,7 +129,7 @@ def _status_bytes(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-_JOBS = {"resume": resume, "raw": raw, "memory": memory}
+_JOBS = {"resume": resume, "raw": raw, "memory": memory, "rank": rank}
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")

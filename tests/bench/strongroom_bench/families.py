@@ -12,6 +12,7 @@ from strongroom_bench import (
     listing,
     memory,
     parts,
+    ranks,
     restoring,
     saving,
     small,
@@ -29,6 +30,7 @@ Family = Callable[[Scale, Path], list[Figure]]
 FAMILIES: Final[Mapping[str, Family]] = {
     "saving": saving.measure,
     "restoring": restoring.measure,
+    "ranks": ranks.measure,
     "small": small.measure,
     "training": training.measure,
     "starting": starting.measure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FULL", "QUICK", "TINY", "Scale"]
+__all__ = ["FULL", "QUICK", "SCALES", "TINY", "Scale"]
 
 MIB: Final = 1 << 20
 
@@ -103,3 +103,5 @@ TINY: Final = Scale(
     flushes=False,
 )
 """What the tests run: every line of the benchmarks, and no measurement."""
+
+SCALES: Final = {scale.name: scale for scale in (FULL, QUICK, TINY)}
