@@ -13,6 +13,7 @@ A channel belongs to one thread at a time (`Channel.beside` makes one for anothe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 _Act = Callable[[TCPStore], Any]
 _Queue = SimpleQueue["tuple[_Act, Future[Any] | None] | None"]
 
-_PART_BYTES: Final = 4 << 20
+_PART_BYTES: Final = 1 << 20
 """A longer value is cut: TCPStore closes a connection that sends more than 8 MiB at once."""
 
 _ANSWER_S: Final = 10.0
@@ -55,6 +56,9 @@ _AFTERWARDS_S: Final = 0.5
 
 This process may have been stopped itself: then the time is over, and the answer is about to come.
 """
+
+_AT_EXIT_S: Final = 2.0
+"""How long the interpreter's end waits for what was asked last."""
 
 _CONNECT_S: Final = 60.0
 _TRY_S: Final = 10.0
@@ -138,6 +142,10 @@ class Channel:
         def act(store: TCPStore) -> None:
             for name, part in cut:
                 store.set(name, part)  # type: ignore[arg-type]
+                if len(cut) > 1:
+                    # To set waits for no answer, and the server of torch 2.7 closes the connection of
+                    # who sends much faster than it takes.
+                    store.check([name])
 
         if within_s > 0:
             self._call(act, within_s)
@@ -297,9 +305,11 @@ class Channel:
         if self._queue is None:
             queue: _Queue = SimpleQueue()
             # A daemon: a call that never ends must not keep the interpreter from ending.
-            threading.Thread(
+            thread = threading.Thread(
                 target=_serve, args=(queue, self._line.connect), name="strongroom-ranks", daemon=True
-            ).start()
+            )
+            thread.start()
+            _SERVING[thread] = queue
             self._queue = queue
             self._end = weakref.finalize(self, queue.put, None)
         self._queue.put((act, answer))
@@ -317,6 +327,21 @@ class Channel:
             ranks=(0,),
             phase=self.phase,
         )
+
+
+_SERVING: Final[weakref.WeakKeyDictionary[threading.Thread, _Queue]] = weakref.WeakKeyDictionary()
+"""The threads of this process's connections, and how each is told to end."""
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Let no thread come back from a call while the interpreter ends: it would take the process down."""
+    until = time.monotonic() + _AT_EXIT_S
+    serving = list(_SERVING.items())
+    for _, queue in serving:
+        queue.put(None)
+    for thread, _ in serving:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _serve(queue: _Queue, connect: Callable[[], TCPStore]) -> None:

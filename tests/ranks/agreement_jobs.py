@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from fault_jobs import Told, holds, state_of, told
+from fault_jobs import Told, state_of, told
 
 from strongroom import Checkpointer, PerRank
 from strongroom.stores.local import LocalStore
@@ -215,17 +215,3 @@ def a_fork(root: Path) -> list[Any]:
                 os._exit(0 if outcome.error == "ConfigError" else 1)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return [status, checkpointer.save(2, state_of(2)).result(60).step]
-
-
-def never_closed(root: Path) -> int:
-    """The last save of a script that ends without ``close``; its process ends as scripts do."""
-    checkpointer = Checkpointer(SlowStore(root), timeout_s=TIMEOUT_S)
-    return checkpointer.save(1, state_of(1)).step
-
-
-def newest(root: Path) -> tuple[int, bool]:
-    with Checkpointer(root, timeout_s=TIMEOUT_S) as checkpointer:
-        state = state_of(0)
-        restored = checkpointer.restore(state)
-        assert restored is not None
-        return restored.step, holds(state, restored.step)

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -71,10 +70,7 @@ class Launcher:
             job.kill()
 
     def start(self, function: Callable[..., Any], *arguments: Any, ranks: int, **options: Any) -> Job:
-        """Start ``function(*arguments, **options)`` on every rank of a gloo group.
-
-        With ``ends_as_scripts_do=True`` a rank's process waits for its threads, as a script's would.
-        """
+        """Start ``function(*arguments, **options)`` on every rank of a gloo group."""
         job = Job(self._context, function, arguments, options, ranks)
         self._jobs.append(job)
         return job
@@ -94,7 +90,6 @@ class Job:
     def __init__(
         self, context: Any, function: Any, arguments: tuple[Any, ...], options: dict[str, Any], ranks: int
     ) -> None:
-        ends_as_scripts_do = options.pop("ends_as_scripts_do", False)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         meeting_point = str(Path(self._folder.name) / "meeting")
         self._pipes: list[Connection] = []
@@ -104,7 +99,7 @@ class Job:
             mine, theirs = context.Pipe()
             process = context.Process(
                 target=_run_rank,
-                args=(theirs, function, arguments, options, rank, ranks, meeting_point, ends_as_scripts_do),
+                args=(theirs, function, arguments, options, rank, ranks, meeting_point),
             )
             process.start()
             theirs.close()
@@ -161,7 +156,6 @@ def _run_rank(
     rank: int,
     ranks: int,
     meeting_point: str,
-    ends_as_scripts_do: bool = False,
 ) -> None:
     import torch.distributed as dist
 
@@ -174,9 +168,6 @@ def _run_rank(
         told = None, (type(error).__name__, "".join(traceback.format_exception(error)))
     pipe.send(told)
     pipe.close()
-    if ends_as_scripts_do:
-        # Threads are waited for, as at the end of a script.
-        threading._shutdown()  # type: ignore[attr-defined]
     # A group whose ranks died cannot be left in an orderly way.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from crews import Crews
 from fault_jobs import Told, go_on, save_steps
 from launching import Launcher
+
+from strongroom import Checkpointer
 
 RANKS = 4
 
@@ -189,8 +193,41 @@ def test_a_forked_child_does_not_disturb_its_parents_job(crews: Crews, tmp_path:
     assert crews.run(jobs.a_fork, tmp_path, ranks=2) == [[0, 2]] * 2
 
 
-def test_a_save_that_is_never_waited_for_is_committed_before_the_processes_end(
-    launcher: Launcher, crews: Crews, tmp_path: Path
-) -> None:
-    launcher.run(jobs.never_closed, tmp_path, ranks=RANKS, ends_as_scripts_do=True)
-    assert crews.run(jobs.newest, tmp_path, ranks=RANKS) == [(1, True)] * RANKS
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from strongroom import Checkpointer
+
+rank, folder, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+checkpointer = Checkpointer(f"{folder}/run", timeout_s=1 if how == "alone" else 60)
+if how == "alone" and rank == 1:
+    # Never takes what rank 0 has sent it.
+    import time
+    time.sleep(3)
+    sys.exit(0)
+handle = checkpointer.save(1, {"t": torch.ones(2)})
+if how != "kept":
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ("never closed", "kept", "alone"))
+def test_scripts_end_in_order_and_the_last_save_with_them(tmp_path: Path, how: str) -> None:
+    """Also one that ends without ``close``, or with its group still there."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", SCRIPT, str(rank), str(tmp_path), how],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=100)[1] for process in processes]
+    if how == "alone":
+        assert [process.returncode for process in processes] == [1, 0], said
+        assert "RanksMissingError: rank 1 did not answer within 1 s (deciding on a save)" in said[0]
+    else:
+        assert [process.returncode for process in processes] == [0, 0], said
+        assert [checkpoint.step for checkpoint in Checkpointer(tmp_path / "run").checkpoints()] == [1]

@@ -52,6 +52,7 @@ def first(crews: Crews, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.timeout(1800)
 @settings(
     max_examples=100 if DEEP else 6,
     deadline=None,
