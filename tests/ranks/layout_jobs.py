@@ -251,7 +251,7 @@ def of_other_values() -> Any:
 
 
 def of_other_tensors() -> Any:
-    return {"w": torch.full((2,), float(dist.get_rank() == 3))}
+    return {"w": torch.full((2,), int(dist.get_rank() == 3))}
 
 
 def own_buffers() -> Any:
