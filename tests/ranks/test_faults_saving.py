@@ -166,3 +166,18 @@ def check_own(told: Told, kind: str, place: Place) -> None:
     else:
         assert told.step is None, told
         assert "StrongroomError" in told.bases, told
+
+
+def test_the_time_of_a_save_is_one_for_all_ranks(launcher: Launcher, first: Path, tmp_path: Path) -> None:
+    """A coordinator that has used up most of it does not wait for another one as long again."""
+    root = Path(shutil.copytree(first, tmp_path / "run"))
+    faults = [
+        Fault(kind="slow", place=SHARD, rank=0, slow_s=3.5),
+        Fault(kind="killed", place=SHARD, rank=2),
+    ]
+    job = launcher.start(saving, root, faults, 4.0, ranks=RANKS)
+    for outcome in job.wait([0, 1, 3]).values():
+        (told,) = outcome.value
+        assert (told.error, told.ranks) == ("RanksMissingError", (2,)), told
+        assert told.seconds < 7, told
+    job.kill()

@@ -144,6 +144,7 @@ def test_a_coordinator_that_died_is_known_at_once_and_for_good(remote: Any) -> N
             channel.post("a", b"")
         with pytest.raises(RanksMissingError, match="has lost rank 0"):
             beside.add("n", 1)
+        assert not channel.is_answering
     assert time.monotonic() - began < 5
 
 
@@ -172,6 +173,28 @@ def test_a_coordinator_that_is_stopped_holds_nobody_up_for_longer_than_was_meant
     # Who gave up goes on with it too.
     assert channel.read("there", until=soon(20), missing=gone) == b"yes"
     assert channel.is_answering
+
+
+ENDING = """
+import time
+from strongroom.channel import open_channel
+from datetime import timedelta
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)
+
+address = []
+channel = open_channel(0, 2, lambda data: address.append(data) or data)
+slow = Slow()
+# Comes back from the store while the interpreter is taking this module apart.
+channel._ask(lambda store: store.wait(["never"], timedelta(seconds=0.5)))
+"""
+
+
+def test_no_thread_comes_back_from_a_call_while_the_interpreter_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_where_nobody_listens_that_is_said_and_at_once() -> None:

@@ -293,6 +293,45 @@ def test_who_gives_up_during_the_decision_undoes_it_unless_it_is_final(
     assert run(three, agree) == [3, 3, 3]
 
 
+def test_a_coordinator_that_was_stopped_for_too_long_decides_nothing(three: list[Ranks]) -> None:
+    """Those who gave up could not say so: its store was stopped with it."""
+    run(three, agree)
+
+    def stopped(one: Ranks) -> Any:
+        channel = one.lane("main").open()
+        read_all = channel.read_all
+
+        def late(*arguments: Any, **options: Any) -> list[bytes]:
+            time.sleep(2.5)
+            return read_all(*arguments, **options)
+
+        channel.read_all = late  # type: ignore[method-assign]
+        try:
+            return agree(one, timeout_s=1)
+        finally:
+            del channel.read_all
+
+    def mute(one: Ranks) -> Any:
+        channel = one.lane("main").open()
+        post = channel.post
+
+        def lost(key: str, value: bytes, **options: Any) -> None:
+            if not key.endswith("withdrawn"):
+                post(key, value, **options)
+
+        channel.post = lost  # type: ignore[method-assign]
+        try:
+            return agree(one, timeout_s=0.2)
+        finally:
+            del channel.post
+
+    first, *others = run(three, stopped, mute, mute)
+    assert type(first) is RanksError
+    assert "after the others gave up waiting for it" in str(first)
+    assert all(isinstance(other, RanksMissingError) and other.ranks == (0,) for other in others)
+    assert run(three, agree) == [3, 3, 3]
+
+
 def test_ranks_that_left_a_call_at_different_rounds_meet_in_the_next(three: list[Ranks]) -> None:
     run(three, agree)
     outcomes = run(three, agree, agree, failing(StoreFullError("full")))
