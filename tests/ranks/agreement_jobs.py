@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from fault_jobs import Told, state_of, told
+from fault_jobs import Fault, Switch, Told, TrippedStore, state_of, told
 
 from strongroom import Checkpointer, PerRank
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom.testing import Fault, FaultyStore
+from strongroom.testing import Fault as StoreFault
+from strongroom.testing import FaultyStore
 
 TIMEOUT_S = 20.0
 
@@ -131,7 +132,7 @@ def busy(root: Path) -> list[tuple[str | None, int]]:
 def store_faults(root: Path, rank: int, operation: str, fault: str) -> list[Told]:
     store: Any = LocalStore(root)
     if dist.get_rank() == rank:
-        store = FaultyStore(store, fail_at=1, fault=Fault[fault], lasting=True, only=[operation])
+        store = FaultyStore(store, fail_at=1, fault=StoreFault[fault], lasting=True, only=[operation])
     checkpointer = Checkpointer(store, timeout_s=TIMEOUT_S)
     outcome = told(lambda: checkpointer.save(2, state_of(2)).result(60).step)
     checkpointer.close()
@@ -215,3 +216,18 @@ def a_fork(root: Path) -> list[Any]:
                 os._exit(0 if outcome.error == "ConfigError" else 1)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return [status, checkpointer.save(2, state_of(2)).result(60).step]
+
+
+def own_roots_that_a_first_try_did_not_find(folder: Path) -> list[Told]:
+    """The launch is claimed, and the others have given up meanwhile; then all try again."""
+    switch = Switch(Fault(kind="slow", place="put_if_absent launches/.*", rank=0, slow_s=3.0))
+    switch.is_armed = True
+    store = TrippedStore(folder / f"run{dist.get_rank()}", switch)
+    checkpointer = Checkpointer(store, timeout_s=1.0)
+    outcomes = []
+    for step in (1, 2):
+        dist.barrier()
+        outcomes.append(told(lambda step=step: checkpointer.save(step, state_of(step)).result(60).step))  # type: ignore[misc]
+    dist.barrier()
+    checkpointer.close()
+    return outcomes

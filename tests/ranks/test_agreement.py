@@ -117,6 +117,12 @@ def test_a_root_of_its_own_for_each_rank_is_refused_to_restore_from(
     assert crews.run(go_on, tmp_path / "run0", ranks=RANKS) == [([1], 1, True, 9)] * RANKS
 
 
+def test_a_root_is_looked_at_again_where_a_first_try_failed(run: Any, tmp_path: Path) -> None:
+    first, second = run(jobs.own_roots_that_a_first_try_did_not_find, tmp_path)
+    assert all(told.step is None for told in (*first, *second))
+    assert not list(tmp_path.glob("*/step-*"))
+
+
 def test_a_store_in_memory_is_refused(run: Any) -> None:
     (outcomes,) = run(jobs.memory_stores)
     assert errors(outcomes) == ["ConfigError"] * RANKS
