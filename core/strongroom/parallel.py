@@ -25,8 +25,12 @@ def start(task: Callable[[], _T], *, name: str, future: Future[_T] | None = None
             cancelled where the task never runs, and else follows it all the same.
     """
     followed: Future[_T] = Future() if future is None else future
+    is_let_go = threading.Event()
 
     def run() -> None:
+        # Else it would keep the interpreter for a whole switch interval (5 ms) before its starter,
+        # which may be training, gets it back.
+        is_let_go.wait()
         if followed.set_running_or_notify_cancel():
             _settle(task, followed)
 
@@ -36,6 +40,8 @@ def start(task: Callable[[], _T], *, name: str, future: Future[_T] | None = None
         # An interrupt comes most likely here, where start() waits for the thread.
         followed.cancel()
         raise
+    finally:
+        is_let_go.set()
     return followed
 
 

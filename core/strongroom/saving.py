@@ -27,7 +27,7 @@ from strongroom.parallel import run_all
 from strongroom.plan import LocalPlan, local_data, plan_local
 from strongroom.ranks import Ranks
 from strongroom.shards import ChunkSpec, ShardLayout, WrittenFile, lay_out
-from strongroom.stage import Stage, StagedShard
+from strongroom.stage import Stage, StagedShard, picker
 from strongroom.streaming import streamed_pieces
 from strongroom.tree import Captured, Capturer
 from strongroom.values import MAX_DEPTH, Encoder, Node
@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 _LOG: Final = logging.getLogger("strongroom")
+
+_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors that are their own memory."""
 
 Write = Callable[[ShardLayout, Iterable[bytes | memoryview]], WrittenFile]
 
@@ -159,6 +162,8 @@ class Stager:
         self._available = available
         self._split: Split | None = None
         self._split_of: tuple[ChunkSpec, ...] | None = None
+        self._picker: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
+        self._picked: tuple[ChunkSpec, ...] | None = None
         self._parts = parts
         # Made anew by the first save, which knows whether there is an accelerator.
         self._stage = self._new_stage()
@@ -223,18 +228,17 @@ class Stager:
         captured, plan = self._captured, self._plan
         if captured is None or plan is None:
             raise SaveError("a snapshot was taken before its state was looked at")
-        found = captured.tensors
         stage, parted = self._fitting(metadata), self._within_budget()
         shards = stage.copy(
             parted.staged,
-            [local_data(found[spec.tensor], spec) for spec in parted.staged],
+            self._pick(captured, parted.staged),
             metadata,
             early=self._early,
         )
         pending = self._settled(stage.pending)
         written = []
         if parted.streamed:
-            tensors = {spec: local_data(found[spec.tensor], spec) for spec in parted.streamed}
+            tensors = {spec: local_data(captured.tensors[spec.tensor], spec) for spec in parted.streamed}
             layouts = lay_out(
                 parted.streamed,
                 rank=self._ranks.rank,
@@ -261,6 +265,17 @@ class Stager:
             compared=compared,
             pending=pending,
         )
+
+    def _pick(self, captured: Captured, specs: tuple[ChunkSpec, ...]) -> Sequence[torch.Tensor]:
+        """The memory of each chunk, without a step of Python's for each where all are ordinary tensors."""
+        if self._picker is None or self._picked is not specs:
+            places = {name: place for place, name in enumerate(captured.tensors)}
+            self._picker = picker([places[spec.tensor] for spec in specs])
+            self._picked = specs
+        tensors = self._picker(list(captured.tensors.values()))
+        if _ORDINARY.issuperset(map(type, tensors)):
+            return tensors
+        return [local_data(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
 
     def _settled(self, pending: Pending | None) -> Pending | None:
         """Wait for copies from accelerators, or see to it that training does before it changes anything."""

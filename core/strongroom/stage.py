@@ -27,7 +27,7 @@ from strongroom.devicecopy import DeviceCopier, Pending
 from strongroom.errors import ConfigError, StateEncodingError
 from strongroom.shards import ChunkSpec, ShardLayout, lay_out
 
-__all__ = ["Stage", "StagedShard", "check_tensor", "local_tensor"]
+__all__ = ["Stage", "StagedShard", "check_tensor", "local_tensor", "picker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class _Singles:
     def __init__(self, targets: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
         self.targets = targets
         self.numbers = numbers
-        self.pick = _picker(numbers)
+        self.pick = picker(numbers)
 
 
 class _Rows:
@@ -247,7 +247,7 @@ class _Rows:
 
     def __init__(self, target: torch.Tensor, singles: Callable[[], _Singles], numbers: Sequence[int]) -> None:
         self.target = target
-        self.pick = _picker(numbers)
+        self.pick = picker(numbers)
         self._singles = singles
 
     @classmethod
@@ -269,7 +269,7 @@ class _Rows:
         return self._singles()
 
 
-def _picker(numbers: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+def picker(numbers: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
     """Picks items of a sequence by their numbers, in one call."""
     if len(numbers) < 2:
         return lambda tensors: tuple(tensors[number] for number in numbers)
