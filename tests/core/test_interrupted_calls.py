@@ -22,14 +22,15 @@ def test_an_interrupt_while_the_save_begins_does_not_lose_sight_of_it(
     weights = torch.full((1000,), 1.0)
     checkpointer.save(1, {"w": weights}).result()
     checkpointer.wait()
-    start = threading.Thread.start
+    let_go = threading.Event.set
 
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        raise KeyboardInterrupt
+    def interrupted(event: threading.Event) -> None:
+        let_go(event)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
 
     gate = store.hold(on="open_writer")
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(threading.Event, "set", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpointer.save(2, {"w": weights.fill_(2)})
     monkeypatch.undo()
@@ -40,6 +41,29 @@ def test_an_interrupt_while_the_save_begins_does_not_lose_sight_of_it(
     for step in (1, 2, 3):
         restored = begin(store).restore(step=step)
         assert restored.state["w"].unique().tolist() == [step]
+
+
+def test_a_save_whose_thread_was_interrupted_before_it_was_let_go_never_begins(
+    store: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = begin(store)
+    weights = torch.full((1000,), 1.0)
+    checkpointer.save(1, {"w": weights}).result()
+    checkpointer.wait()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(2, {"w": weights.fill_(2)})
+    monkeypatch.undo()
+    checkpointer.save(3, {"w": weights.fill_(3)})
+    checkpointer.close()
+    assert [one.step for one in begin(store).checkpoints()] == [3, 1]
+    assert begin(store).restore().state["w"].unique().tolist() == [3]
 
 
 def test_a_save_that_could_not_begin_leaves_nothing_behind(
