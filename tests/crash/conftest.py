@@ -26,6 +26,7 @@ def _nursery() -> Any:
         [
             "pytest",
             "hypothesis",
+            "numpy.ma",
             "torch.distributed.checkpoint",
             "torch.distributed.tensor",
             "strongroom.dcp",

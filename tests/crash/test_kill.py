@@ -229,7 +229,8 @@ def _assert_survives_random_kills(start: Start, root: Path, rounds: int, randomn
     for _ in range(rounds):
         child = start(children.save_until_killed, str(root))
         assert child.hear() >= promised, "what was promised to an earlier process is gone"
-        time.sleep(randomness.uniform(0, 0.15))
+        # Long enough for the first save of a process, which imports a little more.
+        time.sleep(randomness.uniform(0, 0.4))
         child.process.kill()
         code, heard = child.end()
         assert code == _KILLED
