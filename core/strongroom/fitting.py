@@ -31,6 +31,8 @@ def difference(target: torch.Tensor, record: TensorRecord) -> str | None:
         )
     elif stage.local_tensor(target).is_meta:
         problem = "is on the meta device here; materialize it before restoring"
+    elif not is_sharded(target) and stage.is_freed(stage.local_tensor(target)):
+        problem = "its memory was freed here (its storage was resized); give it memory before restoring"
     elif _overlaps_itself(target):
         problem = "its elements share memory here (an expanded tensor?), so they cannot be filled; clone() it"
     return problem

@@ -27,7 +27,7 @@ from strongroom.devicecopy import DeviceCopier, Pending
 from strongroom.errors import ConfigError, StateEncodingError
 from strongroom.shards import ChunkSpec, ShardLayout, lay_out
 
-__all__ = ["Stage", "StagedShard", "check_tensor", "local_tensor", "picker"]
+__all__ = ["Stage", "StagedShard", "check_tensor", "is_freed", "local_tensor", "picker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,21 @@ def _problem(tensor: torch.Tensor) -> str | None:
     if dtypes.dtype_name(tensor.dtype) is None:
         hint = " (torch.view_as_real gives one that is)" if tensor.dtype.is_complex else ""
         return f"a tensor of {tensor.dtype} is not carried by safetensors{hint}; store it in another dtype"
+    if is_freed(tensor):
+        return "the memory of this tensor was freed (its storage was resized); fill it again before saving"
     return None
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether an ordinary tensor shows more than its storage has, as after ``untyped_storage().resize_(0)``.
+
+    Whoever reads or fills such a tensor ends the process: torch does not look.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.numel() == 0:
+        return False
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end_bytes = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    return end_bytes > tensor.untyped_storage().nbytes()
 
 
 def check_tensor(tensor: torch.Tensor, key_path: str) -> None:

@@ -54,6 +54,10 @@ _SHAPE: Final = attrgetter("shape")
 _MIN_GUARDED: Final = 256
 """Tensors below which asking each costs nothing worth saving."""
 
+_LOWEST: Final = 1 << 40
+"""Addresses below belong to tensors that are empty, on the meta device, or freed: of a view of a freed
+storage it is the view's offset. A system that has its heap there costs a closer look, and no more."""
+
 
 def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey | None = None) -> Survey:
     """Look at tensors.
@@ -71,7 +75,7 @@ def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey 
     guard = last.guard
     if guard is not None and guard.holds(tensors):
         # Nothing but their memory can be another.
-        return _located(list(map(torch.Tensor.data_ptr, tensors)), tensors, tensors, last, last)
+        return _located(list(map(torch.Tensor.data_ptr, tensors)), tensors, tensors, paths, last, last)
     kinds = list(map(type, tensors))
     placements: list[Any] = []
     held: Sequence[torch.Tensor] = tensors
@@ -90,23 +94,20 @@ def survey(tensors: Sequence[torch.Tensor], paths: Sequence[Path], last: Survey 
         found_dtypes = last.dtypes
     elif any(dtypes.dtype_name(dtype) is None for dtype in set(found_dtypes)):
         _refuse_first(held, paths)
-    if 0 in addresses:
-        # Empty; or without memory at all, as on the meta device.
-        empty = [address == 0 for address in addresses]
-        _refuse_first(compress(held, empty), compress(paths, empty))
     seen = Survey(
         shapes=shapes,
         dtypes=found_dtypes,
         placements=placements,
         guard=guard_of(tensors) if not placements and len(tensors) >= _MIN_GUARDED else None,
     )
-    return _located(addresses, tensors, held, seen, last)
+    return _located(addresses, tensors, held, paths, seen, last)
 
 
 def _located(
     addresses: list[int],
     tensors: Sequence[torch.Tensor],
     held: Sequence[torch.Tensor],
+    paths: Sequence[Path],
     seen: Survey,
     last: Survey,
 ) -> Survey:
@@ -114,6 +115,9 @@ def _located(
     if addresses == last.addresses:
         addresses, suspects = last.addresses, last.suspects
     else:
+        if min(addresses, default=_LOWEST) < _LOWEST:
+            nowhere = [address < _LOWEST for address in addresses]
+            _refuse_first(compress(held, nowhere), compress(paths, nowhere))
         suspects = _suspects(addresses)
     shared = _shared(suspects, tensors, held) if suspects else []
     return replace(seen, shared=shared, addresses=addresses, suspects=suspects)

@@ -118,6 +118,19 @@ def _uninitialized() -> torch.Tensor:
     return torch.nn.UninitializedParameter()
 
 
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _view_of_what_was_freed() -> torch.Tensor:
+    base = torch.ones(8)
+    view = base[2:5]
+    base.untyped_storage().resize_(0)
+    return view
+
+
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "complex128": lambda: torch.ones(2, dtype=torch.complex128),
     "complex32": lambda: torch.empty(2, dtype=torch.complex32),
@@ -131,6 +144,8 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "parameter of a subclass": _parameter_of_a_subclass,
     "subclass of Parameter": _parameter_subclass,
     "uninitialized": _uninitialized,
+    "freed": _freed,
+    "a view of what was freed": _view_of_what_was_freed,
 }
 
 
@@ -145,6 +160,26 @@ def test_what_cannot_be_carried_is_refused_at_save_and_named(make: Any, begin: A
         checkpointer.save(1, {"extra": {"bad": [torch.ones(1), bad]}})
     assert caught.value.key_path == "state['extra']['bad'][1]"
     assert checkpointer.checkpoints() == []
+
+
+@pytest.mark.parametrize("count", (3, 300))
+def test_memory_that_was_freed_after_the_last_save_is_refused(count: int, begin: Any) -> None:
+    tensors = {f"t{number}": torch.ones(2) for number in range(count)}
+    checkpointer = begin(MemoryStore())
+    checkpointer.save(1, {"many": tensors}).result()
+    tensors["t1"].untyped_storage().resize_(0)
+    with pytest.raises(StateEncodingError, match=r"state\['many'\]\['t1'\].*freed"):
+        checkpointer.save(2, {"many": tensors})
+    tensors["t1"] = torch.zeros(2)
+    checkpointer.save(3, {"many": tensors}).result()
+
+
+@pytest.mark.parametrize("make", (_freed, _view_of_what_was_freed))
+def test_memory_that_was_freed_is_not_filled(make: Any, begin: Any) -> None:
+    memory = MemoryStore()
+    begin(memory).save(1, {"t": torch.ones(3)}).result()
+    with pytest.raises(StateMismatchError, match="t: its memory was freed here"):
+        begin(memory).restore({"t": make()})
 
 
 def test_a_lazy_module_is_refused_by_the_name_of_its_parameter(begin: Any) -> None:
