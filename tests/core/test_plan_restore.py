@@ -15,7 +15,8 @@ from strongroom import CheckpointNotFoundError, NoWholeCheckpointError
 def saved(root: Path, begin: Any) -> Path:
     with begin(root) as checkpointer:
         for step in (1, 2):
-            checkpointer.save(step, {"w": torch.full((1000,), float(step)), "extra": {"epoch": step}}).result()
+            state = {"w": torch.full((1000,), float(step)), "extra": {"epoch": step}}
+            checkpointer.save(step, state).result()
     return root
 
 
@@ -49,7 +50,7 @@ def test_a_checkpoint_whose_index_is_damaged_is_not_the_one(saved: Path, begin: 
     assert begin(saved).plan_restore().step == 1
     (index,) = saved.glob("step-000000000001-*/data/index.safetensors")
     index.write_bytes(index.read_bytes()[:-1])
-    with pytest.raises(NoWholeCheckpointError, match="step 2.*step 1"):
+    with pytest.raises(NoWholeCheckpointError, match=r"step 2.*step 1"):
         begin(saved).plan_restore()
 
 
