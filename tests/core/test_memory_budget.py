@@ -120,3 +120,33 @@ def test_a_budget_bounds_what_a_save_adds_to_the_process(tmp_path: Path) -> None
     )
     # 32 MiB of budget, and what documents, threads and pieces take; far below the 256 MiB of a copy.
     assert int(done.stdout) < 32 * MIB + 64 * MIB
+
+
+def test_fifty_saves_take_no_more_memory_than_a_few(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import resource, sys, torch
+        from strongroom import Checkpointer, KeepLast
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+        state = {f"t{n}": torch.ones(1 << 20) for n in range(16)}  # 64 MiB in 4 MiB tensors
+        with Checkpointer(sys.argv[1] + "/warm") as checkpointer:
+            checkpointer.save(1, {"t": torch.ones(1)})
+        before = peak()
+        peaks = []
+        with Checkpointer(sys.argv[1] + "/run", keep=KeepLast(count=2)) as checkpointer:
+            for step in range(50):
+                checkpointer.save(step, {"model": state, "extra": {"step": step}}).result()
+                peaks.append(peak() - before)
+        print(*peaks)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    peaks = [int(word) for word in done.stdout.split()]
+    # The design's bar: 1.05 x the state and 128 MiB, flat.
+    assert peaks[-1] <= 1.05 * 64 * MIB + 128 * MIB
+    assert peaks[-1] - peaks[4] <= 4 * MIB
