@@ -52,7 +52,7 @@ class Captured:
         aliases: further names of the same memory: alias -> name.
         units: the unit of each tensor: what lies in one unit must come from one rank, since
             parts from several ranks would be a state that no rank had.
-        fingerprint: equal for two captures exactly where the names, shapes, dtypes and
+        fingerprint: equal for two captures exactly where the names, units, shapes, dtypes and
             placements of all tensors are, in order; cheap to compare where nothing changed.
 
     Two captures of one `Capturer` may share ``document``, ``aliases`` and ``units`` in part:
@@ -190,13 +190,14 @@ class _Memory:
         if not is_same:
             kept = [number for number, name in enumerate(found.names) if name not in captured.aliases]
             of_kept = set(kept)
+            self.units = {found.names[number]: found.regions[number].unit for number in kept}
             self.fingerprint = (
                 tuple(captured.tensors),
+                tuple(self.units.values()),
                 tuple(seen.shapes[number] for number in kept),
                 tuple(seen.dtypes[number] for number in kept),
                 tuple(placed for placed in seen.placements if placed[0] in of_kept),
             )
-            self.units = {found.names[number]: found.regions[number].unit for number in kept}
             self.comparable = [
                 found.names[number]
                 for number in kept

@@ -264,6 +264,17 @@ def own_buffers() -> Any:
     return {"model": model, "burden": Layout((1,), "0").lay(truth((1000,)))}
 
 
+def save_before_and_after_parameters_become_buffers(root: Path) -> None:
+    """Two saves of layers whose biases are parameters first, then buffers that differ from rank to rank."""
+    layers = nn.ModuleList(nn.Linear(2, 6) for _ in range(4))
+    with checkpointer(root) as opened:
+        opened.save(1, {"layers": layers})
+        for layer in layers:
+            del layer.bias
+            layer.register_buffer("bias", torch.full((6,), float(dist.get_rank())))
+        opened.save(2, {"layers": layers})
+
+
 def hybrid_module(count: int) -> Any:
     """Parameters sharded over two ranks, each shard on two."""
     layout = Layout((2, 2), "R0")

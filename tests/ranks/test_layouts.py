@@ -139,6 +139,15 @@ def test_buffers_come_from_one_rank_the_first(crews: Crews, tmp_path: Path) -> N
     assert model["num_batches_tracked"] == 100
 
 
+def test_parameters_that_become_buffers_between_two_saves_come_from_the_first_rank(
+    crews: Crews, tmp_path: Path
+) -> None:
+    crews.run(layout_jobs.save_before_and_after_parameters_become_buffers, tmp_path, ranks=2)
+    (saved,) = crews.run(layout_jobs.load_anew, tmp_path, ranks=1)
+    biases = [values for name, values in saved["layers"].items() if name.endswith("bias")]
+    assert biases == [[0.0] * 6] * 4
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     (

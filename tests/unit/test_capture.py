@@ -32,7 +32,9 @@ def view(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def facts(captured: Captured) -> Any:
-    return [(name, tensor.shape, tensor.dtype) for name, tensor in captured.tensors.items()]
+    return [
+        (name, captured.units[name], tensor.shape, tensor.dtype) for name, tensor in captured.tensors.items()
+    ]
 
 
 def assert_same(found: Captured, fresh: Captured, *, moved: tuple[str, ...] = ()) -> None:
@@ -356,11 +358,15 @@ def test_a_state_that_changes_in_any_way_is_walked_as_if_anew(history: Any, is_g
 def test_a_parameter_that_becomes_a_buffer_of_the_same_name_changes_its_unit() -> None:
     module, capturer = nn.Module(), Capturer(rank=0)
     module.w = nn.Parameter(torch.zeros(1))
-    assert capturer.capture({"m": module}).units == {"m.w": "m.w"}
+    before = capturer.capture({"m": module})
+    assert before.units == {"m.w": "m.w"}
     kept = module.w
     del module.w
     module.register_buffer("w", kept)
-    assert capturer.capture({"m": module}).units == {"m.w": "m=buffers"}
+    after = capturer.capture({"m": module})
+    assert after.units == {"m.w": "m=buffers"}
+    # Or who stores it would stay decided as for a parameter.
+    assert after.fingerprint != before.fingerprint
 
 
 def test_the_same_names_in_another_part_of_the_state_are_walked_anew() -> None:
