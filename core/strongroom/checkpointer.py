@@ -66,7 +66,7 @@ from strongroom.messages import Message
 from strongroom.ownership import Owners
 from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
-from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
 from strongroom.restore import Restored, Source
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager, default_workers
@@ -473,10 +473,9 @@ class Checkpointer:
         """Raise RanksDisagreeError where ranks were not called alike."""
         differing = [rank for rank, call in enumerate(calls) if call != calls[0]]
         if differing:
-            theirs = calls[differing[0]]
             raise RanksDisagreeError(
-                f"rank 0 called {_words(calls[0])} and {name_ranks(differing)} called {_words(theirs)}: "
-                "all ranks must make the same calls in the same order",
+                f"{name_calls([_words(call) for call in calls])}: all ranks must make the same calls in the "
+                "same order",
                 ranks=differing,
                 phase="deciding",
             )

@@ -35,7 +35,7 @@ from strongroom.messages import Message
 from strongroom.metadata import narrowed
 from strongroom.opened import open_checkpoint
 from strongroom.plan import plan_read
-from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
@@ -253,8 +253,8 @@ class _Course:
         other = [rank for rank, step in enumerate(steps) if step != steps[0]]
         if other:
             raise RanksDisagreeError(
-                f"rank 0 called restore(step={steps[0]}) and {name_ranks(other)} restore(step="
-                f"{steps[other[0]]}): all ranks must ask for the same checkpoint",
+                f"{name_calls([f'restore(step={step})' for step in steps])}: all ranks must ask for the same "
+                "checkpoint",
                 ranks=other,
                 phase="looking for a checkpoint",
             )

@@ -18,7 +18,7 @@ from strongroom.messages import Message, error_members, error_of
 if TYPE_CHECKING:
     from strongroom.channel import Channel
 
-__all__ = ["LAST_WORD_S", "Round", "Verdict", "name_ranks", "wait_for_count"]
+__all__ = ["LAST_WORD_S", "Round", "Verdict", "name_calls", "name_ranks", "wait_for_count"]
 
 _MOST_GRACE_S: Final = 10.0
 _LEAST_GRACE_S: Final = 1.0
@@ -41,12 +41,30 @@ class Verdict:
     own: Mapping[int, Message] = field(default_factory=dict)
 
 
+_MAX_CALLS: Final = 3
+"""Different calls that an error tells beside rank 0's."""
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Ranks in words: ``rank 3``, ``ranks 1, 2``; the first few where there are many."""
     listed = sorted(ranks)
     few = ", ".join(map(str, listed[:12]))
     more = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
     return f"rank{'s' if len(listed) > 1 else ''} {few}{more}"
+
+
+def name_calls(calls: Sequence[str]) -> str:
+    """Which rank called what, each call once and rank 0's first; a few where there are many."""
+    callers: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        callers.setdefault(call, []).append(rank)
+    (first, _), *others = callers.items()
+    words = [f"rank 0 called {first}"]
+    words += [f"{name_ranks(ranks)} called {call}" for call, ranks in others[:_MAX_CALLS]]
+    more = [rank for _, ranks in others[_MAX_CALLS:] for rank in ranks]
+    if more:
+        words.append(f"{name_ranks(more)} called otherwise")
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def wait_for_count(channel: Channel, key: str, count: int, bound_s: float) -> None:

@@ -56,7 +56,7 @@ def test_different_steps_to_restore_are_an_error_that_names_them(run: Any, tmp_p
     first, then = run(jobs.different_steps_to_restore, tmp_path)
     for told in first:
         assert told.error == "RanksDisagreeError"
-        assert "rank 0 called restore(step=None) and rank 3 restore(step=1)" in told.text
+        assert "rank 0 called restore(step=None) and rank 3 called restore(step=1)" in told.text
     assert [told.step for told in then] == [1] * RANKS
 
 

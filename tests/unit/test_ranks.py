@@ -26,7 +26,7 @@ from strongroom.errors import (
     StoreFullError,
 )
 from strongroom.messages import Message
-from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
 
 Act = Callable[[Ranks], Any]
 
@@ -516,6 +516,14 @@ def test_ranks_are_named_in_words() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([2, 1]) == "ranks 1, 2"
     assert name_ranks(range(20)).endswith("10, 11 and 8 more")
+
+
+def test_every_rank_is_told_with_its_own_call() -> None:
+    assert name_calls(["a()", "a()", "b()", "b()"]) == "rank 0 called a() and ranks 2, 3 called b()"
+    assert (
+        name_calls(["a(1)", "a(2)", "a(3)"]) == "rank 0 called a(1), rank 1 called b(2) and rank 2 called c"
+    )
+    assert name_calls(list("abcdefg")).endswith("rank 3 called d and ranks 4, 5, 6 called otherwise")
 
 
 def test_damage_and_missing_ranks_are_never_confused(three: list[Ranks]) -> None:
