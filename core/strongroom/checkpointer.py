@@ -616,7 +616,7 @@ class Checkpointer:
             StateMismatchError: the checkpoint does not fit; lists every difference.
             IntegrityError: ``step`` is damaged, or every checkpoint is.
             RollbackError: more than ``max_fallback`` checkpoints would be skipped.
-            CheckpointNotFoundError: no checkpoint of that step.
+            CheckpointNotFoundError: no checkpoint of that step, or none where ``init_from`` says.
             StoreError: the store could not be asked; never taken for damage.
         """
 

@@ -27,7 +27,7 @@ from strongroom.metadata import narrowed
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.plan import chunk_number, plan_read
 from strongroom.ranks import Ranks
-from strongroom.restore import Source
+from strongroom.restore import Source, check_origin
 from strongroom.selection import Selection
 
 __all__ = ["ReadOfFile", "RestorePlan", "plan_newest", "plan_restore"]
@@ -205,6 +205,7 @@ def plan_newest(
         raise NoWholeCheckpointError(
             f"checkpoints were committed here, and none is whole: {told}", reasons=reasons
         )
+    check_origin(sources)
     return None
 
 

@@ -40,6 +40,11 @@ _MODULES, _OPTIMIZERS, _REST = range(3)
 
 _ABSENT: Final = object()
 
+_SCHEDULERS_OPTIONS: Final = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+)
+"""What torch's learning-rate schedulers add to an optimizer's groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Load:
@@ -356,6 +361,7 @@ class _Matcher:
         stored_names = {self._selection.stored_name(name): name for name in named.parameters}
         groups = self._stored.named_groups(groups_node, path)
         self._match_groups(groups, stored_names, named, path)
+        self._match_options(optimizer, groups, path)
         for node in (other_node, extra_node):
             self._stored.allocate(node, path)
         nodes: dict[str, Node] = {}
@@ -428,6 +434,22 @@ class _Matcher:
                     f"{name}: parameter group {number} holds other parameters here than in the "
                     f"checkpoint ({first})"
                 )
+
+    def _match_options(
+        self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], path: Path
+    ) -> None:
+        """Tell an optimizer of another kind by its options: each side has some that the other lacks.
+
+        Options on one side alone are a release's or a scheduler's.
+        """
+        here = {option for group in optimizer.param_groups for option in group}
+        stored = {option for group in groups for option in group}
+        mine, theirs = set(optimizer.defaults) - stored, stored - here - _SCHEDULERS_OPTIONS
+        if mine and theirs and groups:
+            self._different.append(
+                f"{paths.spell(path)} is a {type(optimizer).__name__} with {', '.join(sorted(mine))} here, "
+                f"and has {', '.join(sorted(map(str, theirs)))} in the checkpoint: another optimizer's"
+            )
 
     def _place_state(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, node: Node, path: Path

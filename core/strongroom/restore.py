@@ -17,6 +17,7 @@ from strongroom import layout
 from strongroom.catalog import Checkpoint, History
 from strongroom.digest import sha256_of
 from strongroom.errors import (
+    CheckpointNotFoundError,
     ConfigError,
     IntegrityError,
     NoWholeCheckpointError,
@@ -39,7 +40,7 @@ from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
-__all__ = ["Restored", "Source", "restore"]
+__all__ = ["Restored", "Source", "check_origin", "restore"]
 
 
 _LOOKS_S: Final = (0.05, 0.2, 1.0)
@@ -140,7 +141,7 @@ def restore(
         timeout_s: seconds that ranks wait for each other at each step.
 
     Raises:
-        CheckpointNotFoundError: no checkpoint of that step.
+        CheckpointNotFoundError: no checkpoint of that step, or none where another run was named.
         IntegrityError: that step is damaged; or, as `NoWholeCheckpointError`, all are.
         RollbackError: more than ``max_fallback`` would be skipped.
         StateMismatchError: the checkpoint does not fit the template.
@@ -310,6 +311,7 @@ class _Course:
             if self._history.has_commits or self.step is not None:
                 break
         else:
+            check_origin(self._sources)
             return _do("nothing")
         if self.step is not None:
             self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self.step),))
@@ -347,6 +349,19 @@ class _Course:
                 f"{self._max_fallback}: {_reasons(self._skipped)}. Copy them again from another tier, or "
                 "pass accept_older=True to go back further",
                 reasons=self._skipped,
+            )
+
+
+def check_origin(sources: Sequence[Source]) -> None:
+    """Raise CheckpointNotFoundError where another run was named to begin from, and it has no checkpoint.
+
+    To begin anew instead would be a training that nobody asked for, and nobody would notice.
+    """
+    for source in sources:
+        if source.is_other:
+            raise CheckpointNotFoundError(
+                f"init_from names {source.store.uri}, where no checkpoint is committed; look at its "
+                "spelling, or leave it out to begin anew"
             )
 
 

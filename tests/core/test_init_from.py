@@ -76,8 +76,14 @@ def test_a_step_that_is_asked_for_is_one_of_this_run(root: Path, other: Path, be
         begin(root, init_from=other).restore({"w": torch.zeros(3), "extra": {}}, step=9)
 
 
-def test_where_neither_run_has_a_commit_nothing_comes_back(root: Path, tmp_path: Path, begin: Any) -> None:
-    assert begin(root, init_from=tmp_path / "nowhere").restore({"w": torch.zeros(3)}) is None
+def test_another_run_that_has_no_checkpoint_is_an_error_and_no_new_beginning(
+    root: Path, tmp_path: Path, begin: Any
+) -> None:
+    checkpointer = begin(root, init_from=tmp_path / "misspelt")
+    with pytest.raises(CheckpointNotFoundError, match="misspelt"):
+        checkpointer.restore({"w": torch.zeros(3)})
+    with pytest.raises(CheckpointNotFoundError, match="misspelt"):
+        checkpointer.plan_restore({"w": torch.zeros(3)})
 
 
 def test_the_root_itself_is_no_other_run(root: Path, begin: Any) -> None:

@@ -295,3 +295,33 @@ def test_hooks_of_an_optimizer_run_once_each_way(round_trip: Any) -> None:
     theirs.register_load_state_dict_post_hook(lambda *_: calls.append("in"))
     round_trip({"m": saved, "o": mine}, {"m": fresh, "o": theirs})
     assert calls == ["out", "in"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "fits"),
+    (
+        (torch.optim.Adam, torch.optim.SGD, False),
+        (torch.optim.SGD, torch.optim.Adam, False),
+        (torch.optim.Adam, torch.optim.RMSprop, False),
+        (torch.optim.AdamW, torch.optim.AdamW, True),
+    ),
+)
+def test_an_optimizer_of_another_kind_is_refused_before_anything_is_touched(
+    there_and_back: Any, saved: Any, restored: Any, fits: bool
+) -> None:
+    def build(kind: Any) -> dict[str, Any]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    template = build(restored)
+    before = {name: value.clone() for name, value in template["model"].state_dict().items()}
+    if fits:
+        there_and_back(build(saved), template)
+        return
+    with pytest.raises(StateMismatchError, match=f"is a {restored.__name__}.*another optimizer's"):
+        there_and_back(build(saved), template)
+    assert all(torch.equal(value, before[name]) for name, value in template["model"].state_dict().items())

@@ -204,9 +204,9 @@ def test_who_waits_for_a_coordinator_that_waits_for_another_names_that_one(three
         return agree(one, timeout_s=2)
 
     outcomes = run(three[:2], late, lambda one: agree(one, timeout_s=0.7))
-    assert [outcome.ranks for outcome in outcomes] == [(1,), (2,)] or [
-        outcome.ranks for outcome in outcomes
-    ] == [(2,), (2,)]
+    # Whom the coordinator names depends on which of them it still meets.
+    assert outcomes[0].ranks in ((0,), (1,), (2,))
+    assert outcomes[1].ranks == (2,)
 
 
 def test_a_failure_is_told_beside_the_rank_that_is_missing(three: list[Ranks]) -> None:
