@@ -26,6 +26,16 @@ def launcher() -> Iterator[Launcher]:
 
 
 @pytest.fixture(scope="session")
+def fsdp2_on_cpus(launcher: Launcher) -> None:
+    """Skips what trains with FSDP2, where this torch does that on GPUs alone."""
+    import model_jobs
+
+    problem = launcher.run(model_jobs.can_train, ranks=4)[0]
+    if problem is not None:
+        pytest.skip(f"this torch trains with FSDP2 on GPUs alone ({problem})")
+
+
+@pytest.fixture(scope="session")
 def crews(launcher: Launcher) -> Iterator[Crews]:
     """Runs functions on jobs that stay for the whole session: for tests that leave their ranks alive."""
     crews = Crews(launcher)

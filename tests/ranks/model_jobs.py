@@ -80,6 +80,16 @@ def train(
         optimizer.zero_grad()
 
 
+def can_train() -> str | None:
+    """Why this torch cannot train what ``fully_shard`` has sharded over gloo; None: it can."""
+    for style in ("fsdp", "hsdp", "fsdp x tp"):
+        try:
+            train(*build(style), range(1))
+        except RuntimeError as error:
+            return f"{style}: {str(error).splitlines()[0]}"
+    return None
+
+
 @functools.cache
 def truth_after(steps: int) -> dict[str, torch.Tensor]:
     """Everything of a plain model that was trained so long, by name."""

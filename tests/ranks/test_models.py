@@ -9,6 +9,8 @@ import pytest
 from crews import Crews
 from model_jobs import STYLES
 
+pytestmark = pytest.mark.usefixtures("fsdp2_on_cpus")
+
 
 @pytest.fixture(scope="module")
 def truth(crews: Crews, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import model_jobs
+import pytest
 from crews import Crews
+
+pytestmark = pytest.mark.usefixtures("fsdp2_on_cpus")
 
 
 def test_a_run_moves_from_4_to_2_to_1_to_3_to_4_ranks(crews: Crews, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_without_a_template_every_rank_gets_everything_whole(ranks: int, crews: 
     assert crews.run(state_jobs.load_whole_model, sharded, ranks=ranks) == [[]] * ranks
 
 
+@pytest.mark.usefixtures("fsdp2_on_cpus")
 @pytest.mark.parametrize(("style", "ranks"), (("fsdp x tp", 4), ("hsdp", 4), ("ddp", 2)))
 def test_parts_are_restored_into_other_layouts_and_names(
     style: str, ranks: int, crews: Crews, sharded: Path
@@ -74,6 +75,7 @@ def test_a_rank_that_there_was_not_keeps_the_callers_values_and_is_told(crews: C
     assert all(one["w"] for one in found)
 
 
+@pytest.mark.usefixtures("fsdp2_on_cpus")
 def test_what_fsdp_leaves_in_place_after_an_evaluation_is_not_saved_for_the_parameters(
     crews: Crews, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_distributed_tensor_is_no_ranks_own(crews: Crews, tmp_path: Path) -> N
         assert "PerRank" in text
 
 
+@pytest.mark.usefixtures("fsdp2_on_cpus")
 def test_a_resumed_job_ends_with_the_uninterrupted_ones_weights(launcher: Launcher, tmp_path: Path) -> None:
     roots = {style: tmp_path / style.replace(" ", "") for style in ("ddp", "fsdp", "fsdp x tp")}
     ends = launcher.run(state_jobs.run_through, roots, 3, 6, ranks=4)
