@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -24,6 +25,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test the checkout where the built wheel was meant: a file left out of it would go unseen."""
+    # Whoever is started in the background by a shell ignores interrupts, which some tests send themselves.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "TOX_ENV_NAME" not in os.environ:
         return
     site_packages = Path(sysconfig.get_path("purelib"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.ma  # np.unique imports it when it is first called: the middle of a save is no time for that
 import numpy.typing as npt
 
 from strongroom.columns import Columns, Integers, products, spans
