@@ -13,6 +13,7 @@ A `Stage` serves one save at a time; the checkpointer sees to that.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import operator
@@ -219,8 +220,18 @@ def _groups(places: Sequence[_Place]) -> Iterator[list[_Place]]:
         yield group
 
 
+_HUGE_FROM_BYTES: Final = 8 << 20
+
+
 def _page_aligned(size_bytes: int, *, is_pinned: bool) -> torch.Tensor:
     """Host memory that begins with a page: what lies so can be written past the page cache."""
+    huge = getattr(mmap, "MADV_HUGEPAGE", None)
+    if huge is not None and size_bytes >= _HUGE_FROM_BYTES and not is_pinned:
+        # Mapped anew, so that the kernel may give it huge pages: a copy then waits for fewer translations.
+        region = mmap.mmap(-1, size_bytes)
+        with contextlib.suppress(OSError):  # a kernel without them
+            region.madvise(huge)
+        return torch.frombuffer(region, dtype=torch.uint8)
     # The device is named, since a program may have set another default one.
     buffer = torch.empty(size_bytes + mmap.PAGESIZE, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
     start = -buffer.data_ptr() % mmap.PAGESIZE
