@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout, tensorfile
 from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, DigestAlgorithm, block_digest
-from strongroom.dtypes import DTYPE_BYTES, torch_dtype
+from strongroom.dtypes import DTYPE_BYTES, bytes_of, torch_dtype
 from strongroom.errors import IntegrityError, ObjectNotFoundError
 from strongroom.index import Chunk, TensorRecord
 from strongroom.opened import ADVICE, OpenedCheckpoint
@@ -142,9 +142,7 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    # Not reshape: a tensor of one element counts as contiguous whatever its strides, and keeps them.
-    flat: Bytes = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    return flat
+    return np.frombuffer(bytes_of(tensor), np.uint8) if tensor.numel() else np.empty(0, np.uint8)
 
 
 def _start_of(extent: _Extent) -> int:

@@ -121,6 +121,13 @@ def test_what_the_checkpointer_saves_dcp_loads(tmp_path: Path) -> None:
     assert target["extra"]["list"][1] == "x"
 
 
+def test_one_element_that_keeps_the_strides_of_where_it_was_cut_is_carried(tmp_path: Path) -> None:
+    one = torch.arange(4.0)[::2][1:]
+    assert one.stride() == (2,)
+    save({"one": one}, StrongroomWriter(tmp_path), 1)
+    assert load({"one": torch.zeros(4)[::2][1:]}, StrongroomReader(tmp_path))["one"].tolist() == [2.0]
+
+
 def test_a_writer_saves_again_and_again_on_one_line(tmp_path: Path) -> None:
     writer = StrongroomWriter(tmp_path)
     for step in (1, 2, 3):

@@ -31,6 +31,7 @@ from strongroom.atoms import node
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
 from strongroom.digest import DigestAlgorithm
+from strongroom.dtypes import bytes_of
 from strongroom.errors import (
     ConfigError,
     SaveError,
@@ -364,8 +365,7 @@ def _bytes_of(tensor: Any, entry: str) -> memoryview:
     stage.check_tensor(tensor, entry)
     with torch.no_grad():
         host = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    data: memoryview = host.reshape(-1).view(torch.uint8).numpy().data
-    return data
+    return bytes_of(host)
 
 
 def _nested(leaves: Mapping[str, Node], mapping: Mapping[str, Any]) -> Node:
