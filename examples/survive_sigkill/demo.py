@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from typing import NoReturn
 from account import Account, Watch
 from comparison import differences
 from rich.console import Console
-from runs import Run, Start, step_of
+from runs import Batch, OnDisk, Run, Start, step_of
 
 POLL_S = 0.02
 SAVE_POLL_S = 0.001
@@ -144,8 +144,13 @@ def train_under_fire(run: Run, strikes: Sequence[Strike], account: Account) -> N
         disk, killed = run.on_disk(), run.starts[-1]
         torn = [folder for folder in disk.torn if folder not in torn_before]
         account.killed(killed, disk, torn)
-        steps_done = max(killed.batches[-1].step, *disk.whole, *map(step_of, torn))
+        steps_done = furthest(killed.batches, disk, torn)
     account.ends(run.batches, time.monotonic() - began_s)
+
+
+def furthest(batches: Sequence[Batch], disk: OnDisk, torn: Iterable[Path]) -> int:
+    """The steps that a killed training had done, by what it printed and what it saved, if it had saved yet."""
+    return max([batches[-1].step, *disk.whole, *map(step_of, torn)])
 
 
 def verify(root: Path) -> str:

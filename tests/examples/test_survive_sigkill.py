@@ -237,3 +237,11 @@ def test_a_folder_without_a_commit_is_torn(parts: SimpleNamespace, tmp_path: Pat
     disk = parts.runs.OnDisk.of(tmp_path)
     assert disk == parts.runs.OnDisk(whole=(5,), torn=(torn,))
     assert parts.runs.size_of(torn) == (1, 8)
+
+
+def test_a_kill_before_the_first_save_has_done_the_steps_that_were_printed(parts: SimpleNamespace) -> None:
+    batches = [parts.runs.Batch(epoch=0, batch=step, step=step, loss=1.0) for step in range(3)]
+    nothing = parts.runs.OnDisk(whole=(), torn=())
+    assert parts.demo.furthest(batches, nothing, []) == 2
+    saved = parts.runs.OnDisk(whole=(4,), torn=())
+    assert parts.demo.furthest(batches, saved, [Path(f"step-{5:012d}-0001-{'0' * 16}")]) == 5
