@@ -149,7 +149,7 @@ def train_under_fire(run: Run, strikes: Sequence[Strike], account: Account) -> N
 
 
 def furthest(batches: Sequence[Batch], disk: OnDisk, torn: Iterable[Path]) -> int:
-    """The steps that a killed training had done, by what it printed and what it saved, if it had saved yet."""
+    """The steps that a killed training had done, by what it printed and, if it had saved yet, saved."""
     return max([batches[-1].step, *disk.whole, *map(step_of, torn)])
 
 
