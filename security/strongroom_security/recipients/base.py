@@ -31,6 +31,7 @@ import re
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from strongroom.errors import ConfigError, FormatError
+from strongroom_security.secret import KEY_BYTES
 
 if TYPE_CHECKING:
     from strongroom_security.fields import Context
@@ -47,9 +48,6 @@ __all__ = [
     "check_wrapped",
     "opaque_id",
 ]
-
-KEY_BYTES: Final = 32
-"""What is wrapped: a checkpoint's key, or where ``wrap`` is direct a file's key."""
 
 MAX_WRAPPED_BYTES: Final = 8192
 """A wrapped key's length. AWS KMS states 6,144 bytes at most; the hybrid HPKE suite comes to 1,168."""
@@ -78,7 +76,7 @@ class Recipient(Protocol):
         """As the policy names it, for people; no secret."""
 
     def wrap(self, key: Secret, context: Context, *, within_s: float) -> bytes:
-        """Wrap a key of `KEY_BYTES` bytes.
+        """Wrap a key of `KEY_BYTES` bytes: a checkpoint's, or where ``wrap`` is direct a file's.
 
         Args:
             key: what to wrap.

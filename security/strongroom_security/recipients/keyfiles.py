@@ -1,0 +1,134 @@
+"""Files that hold keys: created once, for this user alone, and refused where others could reach them.
+
+It knows nothing of what stands in such a file. An error names the file and what is wrong with it, and
+never shows what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from strongroom.errors import ConfigError
+
+__all__ = ["create_private", "create_public", "read_private", "read_public"]
+
+_PRIVATE_MODE: Final = 0o600
+_PUBLIC_MODE: Final = 0o644
+
+
+def create_private(path: Path, data: bytes) -> None:
+    """Create a file that only its owner can read; its bytes and its name survive a power cut on return.
+
+    Raises:
+        ConfigError: it exists, cannot be written, or lies where modes have no effect.
+    """
+    _create(path, data, _PRIVATE_MODE)
+
+
+def create_public(path: Path, data: bytes) -> None:
+    """As `create_private`, for a file that anyone may read and its owner alone may write."""
+    _create(path, data, _PUBLIC_MODE)
+
+
+def read_private(path: Path, *, limit_bytes: int) -> bytes:
+    """The bytes of a file that nobody but its owner (this user, or root) can read or write.
+
+    Raises:
+        ConfigError: it is absent, a symbolic link or no file, too long, of another owner, or others may
+            read or write it.
+    """
+    # A link could be pointed elsewhere by whoever owns the folder that it leads through.
+    data, status = _read(path, limit_bytes, os.O_NOFOLLOW)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"the key file {path} has mode {mode:04o}, so others than its owner can reach the key; "
+            f"make it 0600, and replace the key if it was ever in others' reach"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"the key file {path} belongs to user {status.st_uid}, who could replace it; it must belong to "
+            f"root or to the user who reads it, {os.geteuid()}"
+        )
+    return data
+
+
+def read_public(path: Path, *, limit_bytes: int) -> bytes:
+    """The bytes of a file that not everybody can write: who replaces a public key reads what follows.
+
+    Raises:
+        ConfigError: it is absent, no file, too long, or anyone may write it.
+    """
+    data, status = _read(path, limit_bytes, 0)
+    if status.st_mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"anyone may write the public key file {path}, and who replaces it can read what is sealed "
+            f"from then on; take that right away, and compare the key with the one that was given out"
+        )
+    return data
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists; a key is never written over, since what it sealed would be lost. "
+            f"Choose another name, or move the file away"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be created: {error.strerror or error}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)  # the process's mask may have taken more away
+            found = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if found & 0o077 & ~mode:
+                raise ConfigError(
+                    f"{path} got mode {found:04o} where {mode:04o} was asked for; keep keys on a file "
+                    f"system that has owners and modes"
+                )
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _make_name_durable(path.parent)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(f"the key file {path} cannot be written: {error.strerror or error}") from error
+    except ConfigError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _make_name_durable(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, limit_bytes: int, flags: int) -> tuple[bytes, os.stat_result]:
+    try:
+        # Without O_NONBLOCK a named pipe would be waited for until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    except FileNotFoundError:
+        raise ConfigError(f"the key file {path} is not there") from None
+    except OSError as error:
+        if flags & os.O_NOFOLLOW and path.is_symlink():
+            raise ConfigError(f"the key file {path} is a symbolic link; name the file itself") from None
+        raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        # What is checked is the open file, so that it cannot be exchanged in between.
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"the key file {path} is not a file")
+        try:
+            data = file.read(limit_bytes + 1)
+        except OSError as error:
+            raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    if len(data) > limit_bytes:
+        raise ConfigError(f"the key file {path} is longer than {limit_bytes} bytes, so it holds no key")
+    return data, status
