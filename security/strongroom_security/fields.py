@@ -87,7 +87,8 @@ def file_aad(context: Context) -> bytes:
     """
     if context.path is None:
         raise ConfigError(
-            f"step {context.step} of run {context.run} was given where one of its files is meant; name the path"
+            f"step {context.step} of run {context.run} was given where one of its files is meant; "
+            f"name the file's path"
         )
     return encode_fields("strongroom.v1", *context._attempt_fields(), context.path)
 

@@ -91,7 +91,9 @@ class Secret:
         raise TypeError("a secret does not print; log what it is for instead")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a secret is not pickled or copied; hand it over sealed, or pass the object itself on")
+        raise TypeError(
+            "a secret is not pickled or copied; hand it over sealed, or pass the object itself on"
+        )
 
     def __getstate__(self) -> NoReturn:
         self.__reduce_ex__(None)
