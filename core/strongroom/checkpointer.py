@@ -79,6 +79,7 @@ from strongroom.turns import Turn, Turns
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from strongroom.sealing import OneOff
     from strongroom.stores.base import Store
 
 __all__ = ["Checkpointer", "SaveHandle"]
@@ -224,6 +225,8 @@ class Checkpointer:
         self._ranks = Ranks.of_this_process(process_group)
         self._store = open_store(root)
         self._algorithm = choose_digest(digest, policy)
+        self._sealing = policy.sealing if policy is not None else None
+        self._one_off: OneOff | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
         self._emitter = Emitter(events)
@@ -328,6 +331,8 @@ class Checkpointer:
         staging = self._clock.monotonic()
         turn = self._turns.join(said.pieces["launch"])
         name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
+        one_off, self._one_off = self._one_off, None
+        sealing = self._sealing
         attempt = Attempt(
             self._store,
             launch=turn.launch,
@@ -337,8 +342,10 @@ class Checkpointer:
             world_size=self._ranks.world_size,
             deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
+            seal=None if sealing is None else sealing.seal_save(turn.launch.run, name, one_off),
             pace=self._pace,
         )
+        invitation = said.pieces.get("invitation", b"")
         try:
             self._stager.learn(said, own)
             staged = self._stager.take(
@@ -363,7 +370,9 @@ class Checkpointer:
         extras = intent.extras
         self._start(
             attempt,
-            lambda: write_together(attempt, staged, extras, self._ranks, workers=self._workers),
+            lambda: write_together(
+                attempt, staged, extras, self._ranks, workers=self._workers, invitation=invitation
+            ),
             handle,
         )
         return handle
@@ -426,7 +435,13 @@ class Checkpointer:
         intent.step = _check_step(step)
         intent.extras = Provenance.of(provenance, metrics, tags)
         turn = self._turns.current.launch.launch if self._turns.current else None
-        about = {"call": "save", "step": intent.step, "turn": turn, "digest": self._algorithm}
+        about = {
+            "call": "save",
+            "step": intent.step,
+            "turn": turn,
+            "digest": self._algorithm,
+            "is_sealed": self._sealing is not None,
+        }
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
         if self._fenced is not None:
@@ -446,13 +461,14 @@ class Checkpointer:
         """The coordinator's decision on a save."""
         calls = [(message.members["call"], message.members["step"]) for message in said]
         self._check_same(calls)
-        digests = [message.members["digest"] for message in said]
-        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-        if odd:
-            raise ConfigError(
-                f"rank 0 computes {digests[0]} digests and {name_ranks(odd)} {digests[odd[0]]}; give every "
-                "rank the same digest= and the same policy"
-            )
+        for member, words in (("digest", _digest_words), ("is_sealed", _sealing_words)):
+            found = [message.members[member] for message in said]
+            odd = [rank for rank, value in enumerate(found) if value != found[0]]
+            if odd:
+                raise ConfigError(
+                    f"rank 0 {words(found[0])} and {name_ranks(odd)} {words(found[odd[0]])}; give every "
+                    "rank the same digest= and the same policy"
+                )
         skips = [reason for message in said if (reason := message.members.get("skip"))]
         if skips:
             return Verdict(shared=Message(members={"do": "skip", "reason": skips[0]}))
@@ -467,7 +483,11 @@ class Checkpointer:
             "generation": generation,
             "is_new": is_new,
         }
-        return Verdict(shared=Message(members=members, pieces={"launch": turn.launch.encode()}), own=told)
+        pieces = {"launch": turn.launch.encode()}
+        if self._sealing is not None and not self._ranks.is_alone:
+            self._one_off = self._sealing.one_off()
+            pieces["invitation"] = self._one_off.public
+        return Verdict(shared=Message(members=members, pieces=pieces), own=told)
 
     def _check_same(self, calls: Sequence[tuple[str, Any]]) -> None:
         """Raise RanksDisagreeError where ranks were not called alike."""
@@ -614,7 +634,9 @@ class Checkpointer:
 
         Raises:
             StateMismatchError: the checkpoint does not fit; lists every difference.
-            IntegrityError: ``step`` is damaged, or every checkpoint is.
+            IntegrityError: ``step`` is damaged, or every checkpoint is; or, as `UnsealedError`, it is
+                not sealed and the policy demands that.
+            NoKeyError, KeyServiceError: it is sealed, and cannot be opened here; never taken for damage.
             RollbackError: more than ``max_fallback`` checkpoints would be skipped.
             CheckpointNotFoundError: no checkpoint of that step, or none where ``init_from`` says.
             StoreError: the store could not be asked; never taken for damage.
@@ -636,6 +658,7 @@ class Checkpointer:
             selection=_selection(strict, only, rename),
             max_fallback=self._max_fallback,
             accept_older=accept_older,
+            sealing=self._sealing,
             ranks=self._ranks,
             timeout_s=self._timeout_s,
             workers=self._workers,
@@ -684,6 +707,7 @@ class Checkpointer:
             state,
             step=None if step is None else _check_step(step),
             selection=_selection(strict, only, rename),
+            sealing=self._sealing,
             ranks=self._ranks,
         )
 
@@ -775,6 +799,14 @@ class Checkpointer:
 def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None) -> Selection:
     patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
     return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
+
+
+def _digest_words(digest: str) -> str:
+    return f"computes {digest} digests"
+
+
+def _sealing_words(is_sealed: bool) -> str:
+    return "seals" if is_sealed else "does not seal"
 
 
 def _words(call: tuple[str, Any]) -> str:

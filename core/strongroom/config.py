@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from strongroom.digest import DIGEST_ALGORITHMS, DigestAlgorithm
 from strongroom.errors import ConfigError
+from strongroom.sealing import Sealing
 
 __all__ = [
     "POLICY_VARIABLE",
@@ -74,6 +75,10 @@ class Policy(Protocol):
     @property
     def digest(self) -> DigestAlgorithm | None:
         """The digest of checkpoint files; None: no opinion."""
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """How files are sealed and opened; None: they are not."""
 
 
 def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> Policy | None:

@@ -89,7 +89,8 @@ class Consistency:
 
     def keeps_whole(self, record: FileRecord) -> bool:
         """Whether `take` wants all of a file; never of one that no reader would accept."""
-        return self._parser(record.path) is not None and record.size_bytes <= _limit_bytes(record.path)
+        path = record.plain_path
+        return self._parser(path) is not None and record.plain_bytes <= _limit_bytes(path)
 
     def block_digests(self, path: str) -> bytes | None:
         """What the index says of a shard's blocks; None where nothing is known."""
@@ -101,25 +102,24 @@ class Consistency:
 
         Args:
             record: which one.
-            data: all of it if `keeps_whole`, else a shard's header.
+            data: all that it holds if `keeps_whole`, else a shard's header.
 
         Raises:
             IntegrityError: it is malformed, or belongs to another checkpoint.
             UnsupportedFormatError: it is in a format that this release does not read.
         """
-        parser = self._parser(record.path)
+        path = record.plain_path
+        parser = self._parser(path)
         if parser is not None:
-            if record.size_bytes > _limit_bytes(record.path):
-                raise FormatError(
-                    f"has {record.size_bytes} bytes; at most {_limit_bytes(record.path)} are read"
-                )
-            yield from parser(record.path, data)
-        elif layout.parse_shard_path(record.path) is not None:
+            if record.plain_bytes > _limit_bytes(path):
+                raise FormatError(f"has {record.plain_bytes} bytes; at most {_limit_bytes(path)} are read")
+            yield from parser(path, data)
+        elif layout.parse_shard_path(path) is not None:
             yield from self._shard(record, data)
 
     def conclude(self) -> Iterator[tuple[str, str]]:
-        """What only all files together show, as pairs of a path under ``data/`` and a problem."""
-        listed = {record.path for record in self._manifest.files}
+        """What only all files together show, as pairs of a plain path under ``data/`` and a problem."""
+        listed = {record.plain_path for record in self._manifest.files}
         for path in (layout.INDEX, layout.STATE, layout.PROVENANCE):
             if path not in listed:
                 yield layout.MANIFEST, f"does not list {path}, which every checkpoint has"
@@ -174,9 +174,10 @@ class Consistency:
     # ---------------------------------------------------------------------------------- shards
 
     def _shard(self, record: FileRecord, data: bytes) -> Iterator[str]:
-        header = tensorfile.parse_header(data, record.size_bytes, record.path)
-        check_binding(header.metadata, self._manifest.run, self._manifest.name, record.path)
-        expected = self._in_shards.get(record.path)
+        path = record.plain_path
+        header = tensorfile.parse_header(data, record.plain_bytes, path)
+        check_binding(header.metadata, self._manifest.run, self._manifest.name, path)
+        expected = self._in_shards.get(path)
         if expected is None:
             return  # The index is unusable, or was told not to name this shard.
         told = list(_entries_differ({entry.name: entry for entry in header.entries}, expected))
@@ -219,7 +220,7 @@ class Consistency:
 
     def _ranks_differ(self, state: References) -> Iterator[tuple[str, str]]:
         """Every rank stored the same names of own values, and the common state asks for just these."""
-        listed = {record.path for record in self._manifest.files}
+        listed = {record.plain_path for record in self._manifest.files}
         asked = state.per_rank.union(*(found.per_rank for _, found in self._ranks.values()))
         for rank in range(self._manifest.world_size if asked or self._ranks else 0):
             path = layout.rank_state_path(rank)

@@ -17,17 +17,18 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout
 from strongroom.catalog import Checkpoint, History
-from strongroom.digest import BLOCK_BYTES
 from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import IntegrityError, NoWholeCheckpointError, StateMismatchError
 from strongroom.fill import Filling, match
 from strongroom.index import Chunk
 from strongroom.layout import CheckpointName
+from strongroom.manifest import FileRecord
 from strongroom.metadata import narrowed
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.plan import chunk_number, plan_read
+from strongroom.plan import chunk_of, plan_read
 from strongroom.ranks import Ranks
 from strongroom.restore import Source, check_origin
+from strongroom.sealing import Sealing
 from strongroom.selection import Selection
 
 __all__ = ["ReadOfFile", "RestorePlan", "plan_newest", "plan_restore"]
@@ -173,13 +174,20 @@ def plan_restore(
 
 
 def plan_newest(
-    sources: Sequence[Source], state: Any, *, step: int | None, selection: Selection, ranks: Ranks
+    sources: Sequence[Source],
+    state: Any,
+    *,
+    step: int | None,
+    selection: Selection,
+    sealing: Sealing | None,
+    ranks: Ranks,
 ) -> RestorePlan | None:
     """Plan for the checkpoint that a restore would take, as far as index and documents tell.
 
     Args:
         sources: as `strongroom.restore.restore` takes them.
         step: this very step, without fall-back; None: the newest whole one.
+        sealing: how sealed checkpoints are opened: on this rank, by itself.
 
     Returns:
         None only where nothing was ever committed.
@@ -192,13 +200,13 @@ def plan_newest(
     for source in sources:
         history = source.read_history()
         if step is not None:
-            return _planned(source, history, history.at_step(step), state, selection, ranks)
+            return _planned(source, history, history.at_step(step), state, selection, sealing, ranks)
         if not history.has_commits:
             continue
         reasons = []
         for name in history.line.newest_first:
             try:
-                return _planned(source, history, name, state, selection, ranks)
+                return _planned(source, history, name, state, selection, sealing, ranks)
             except IntegrityError as error:
                 reasons.append((name.step, str(error)))
         told = "; ".join(f"step {number}: {reason}" for number, reason in reasons)
@@ -210,11 +218,17 @@ def plan_newest(
 
 
 def _planned(
-    source: Source, history: History, name: CheckpointName, state: Any, selection: Selection, ranks: Ranks
+    source: Source,
+    history: History,
+    name: CheckpointName,
+    state: Any,
+    selection: Selection,
+    sealing: Sealing | None,
+    ranks: Ranks,
 ) -> RestorePlan:
     commit = history.whole(name)
     return plan_restore(
-        open_checkpoint(source.store, commit),
+        open_checkpoint(source.store, commit, sealing),
         state,
         checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
         rank=ranks.rank,
@@ -231,7 +245,7 @@ def _reads(opened: OpenedCheckpoint, filling: Filling) -> tuple[ReadOfFile, ...]
         if target.numel() == 0:
             continue
         record = records[item.dest_index.fqn]
-        chunk = record.chunks[chunk_number(record, item.storage_index)]
+        chunk = chunk_of(records, item)
         tensors[chunk.path][record.name] = None
         extents[chunk.path].append(_extent(item, chunk, record.dtype))
     return tuple(
@@ -239,7 +253,7 @@ def _reads(opened: OpenedCheckpoint, filling: Filling) -> tuple[ReadOfFile, ...]
             path=path,
             tensors=tuple(tensors[path]),
             size_bytes=_amount(
-                extents[path], opened.record(path).size_bytes, is_whole=opened.manifest.algorithm == "sha256"
+                extents[path], opened.record(path), is_whole=opened.manifest.algorithm == "sha256"
             ),
         )
         for path in sorted(extents)
@@ -255,13 +269,15 @@ def _extent(item: ReadItem, chunk: Chunk, dtype: str) -> tuple[int, int]:
     return start, start + rows * row_bytes
 
 
-def _amount(extents: list[tuple[int, int]], file_bytes: int, *, is_whole: bool) -> int:
-    """The bytes that are read so that extents can be verified: each block once."""
-    if is_whole:
-        return file_bytes
+def _amount(extents: list[tuple[int, int]], record: FileRecord, *, is_whole: bool) -> int:
+    """The stored bytes that are read so that extents can be verified: each block or segment once."""
+    if record.header is None and is_whole:
+        return record.size_bytes
+    unit, overhead = record.unit_bytes, record.unit_overhead_bytes
     amount = reached = 0
     for start, end in sorted(extents):
-        low = max(reached, start // BLOCK_BYTES * BLOCK_BYTES)
-        reached = max(reached, min(-(-end // BLOCK_BYTES) * BLOCK_BYTES, file_bytes))
-        amount += max(0, reached - low)
+        low = max(reached, start // unit * unit)
+        reached = max(reached, min(-(-end // unit) * unit, record.plain_bytes))
+        if reached > low:
+            amount += reached - low + overhead * -(-(reached - low) // unit)
     return amount

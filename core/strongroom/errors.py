@@ -9,7 +9,10 @@
     │   └── StateMismatchError      checkpoint and caller's state differ; lists all differences
     ├── IntegrityError              bytes were read and are wrong, or a committed object is absent
     │   ├── FormatError             bytes that do not follow the format, or exceed its bounds
+    │   ├── UnsealedError           not sealed, where the policy demands that checkpoints are
     │   └── NoWholeCheckpointError  commits exist, none is whole; carries every reason
+    ├── NoKeyError                  sealed, and no key here opens it, or who keeps the key refuses
+    ├── KeyServiceError             who keeps a key (KMS, vault, HSM) timed out, throttles or is out of reach
     ├── RollbackError               a fall-back deeper than allowed
     ├── UnsupportedFormatError      whole, but written in a format that this release does not read
     ├── CheckpointNotFoundError     no committed checkpoint by that step
@@ -30,8 +33,8 @@
     └── ClosedError                 the checkpointer was closed
 
 What may make a restore fall back to an older checkpoint is an `IntegrityError` and nothing
-else: a store that is denied, throttled, timed out or out of reach says nothing about the
-bytes, so it raises.
+else: a store or a keeper of keys that denies, throttles, timed out or is out of reach says nothing
+about the bytes, so it raises.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ __all__ = [
     "FencedError",
     "FormatError",
     "IntegrityError",
+    "KeyServiceError",
+    "NoKeyError",
     "NoWholeCheckpointError",
     "ObjectNotFoundError",
     "OutcomeUnknownError",
@@ -63,6 +68,7 @@ __all__ = [
     "StoreFullError",
     "StoreUnavailableError",
     "StrongroomError",
+    "UnsealedError",
     "UnsupportedFormatError",
     "WaitTimeoutError",
 ]
@@ -123,6 +129,10 @@ class FormatError(IntegrityError):
     """Bytes that do not follow the format or exceed one of its bounds."""
 
 
+class UnsealedError(IntegrityError):
+    """The policy demands sealed checkpoints, and this one is not: nothing says who wrote it."""
+
+
 class NoWholeCheckpointError(IntegrityError):
     """Commits exist, but none of them is whole.
 
@@ -141,6 +151,20 @@ class NoWholeCheckpointError(IntegrityError):
         super().__init__(message)
         self.reasons = tuple(reasons)
         self.undefined = tuple(undefined)
+
+
+class NoKeyError(StrongroomError):
+    """The checkpoint is sealed and no key here opens it: none fits, or who keeps it refuses.
+
+    It says nothing about the bytes, so a restore does not fall back.
+    """
+
+
+class KeyServiceError(StrongroomError):
+    """Who keeps a key (a KMS, a vault, an HSM) timed out, throttles or is out of reach.
+
+    It says nothing about the bytes, so a restore does not fall back.
+    """
 
 
 class RollbackError(StrongroomError):

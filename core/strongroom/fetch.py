@@ -1,7 +1,8 @@
 """Reading chunks: ranged, parallel, every block verified before a byte of it is used.
 
 A block is read into scratch memory, its digest held against the index, and copied from that
-same memory to its target: nothing can change between check and use. With ``sha256`` a file
+same memory to its target: nothing can change between check and use. A sealed file's segments are
+opened from scratch memory into other scratch memory, and vouch for themselves. With ``sha256`` a file
 has one digest, so its blocks are hashed in order as they are copied, and a mismatch is found
 at the file's end, before anything that was filled is used.
 
@@ -18,7 +19,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,13 +28,14 @@ import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout, tensorfile
-from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, DigestAlgorithm, block_digest
+from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, block_digest
 from strongroom.dtypes import DTYPE_BYTES, bytes_of, torch_dtype
 from strongroom.errors import IntegrityError, ObjectNotFoundError
 from strongroom.index import Chunk, TensorRecord
 from strongroom.opened import ADVICE, OpenedCheckpoint
 from strongroom.parallel import run_all
-from strongroom.plan import chunk_number
+from strongroom.plan import chunk_of
+from strongroom.sealing import Opener
 from strongroom.shards import check_binding
 from strongroom.stores.base import ObjectReader
 
@@ -44,7 +46,7 @@ Bytes = npt.NDArray[np.uint8]
 _RUN_BLOCKS: Final = 2
 """Blocks read by one call: 2 MiB, enough to keep a disk busy and small enough to stay in cache."""
 
-_TASK_BYTES: Final = 16 * BLOCK_BYTES
+_TASK_BLOCKS: Final = 16
 """What one thread does of a file at a time."""
 
 
@@ -91,16 +93,15 @@ def fetch(
     scattered: list[_Scattered] = []
     for item, target in reads:
         record = records[item.dest_index.fqn]
-        chunk = record.chunks[chunk_number(record, item.storage_index)]
+        chunk = chunk_of(records, item)
         _add_extent(extents[chunk.path], scattered, item, target, chunk, record.dtype)
     scratches = _Scratches()
     tasks: list[Callable[[], int]] = []
     with contextlib.ExitStack() as files:
         for path, found in extents.items():
             found.sort(key=_start_of)
-            parts = _split(opened.manifest.algorithm, found)
-            file = files.enter_context(_File(opened, path, len(parts), scratches, touched))
-            tasks += [partial(file.read, part) for part in parts]
+            file = files.enter_context(_File(opened, path, scratches, touched))
+            tasks += [partial(file.read, part) for part in file.divide(found)]
         read_bytes = sum(run_all(tasks, workers=workers, name="strongroom-fetch"))
     with torch.no_grad():
         for read in scattered:
@@ -149,24 +150,33 @@ def _start_of(extent: _Extent) -> int:
     return extent.start
 
 
-def _split(algorithm: DigestAlgorithm, extents: list[_Extent]) -> list[list[_Extent]]:
-    """Cut a file's extents into tasks that threads can share; ``sha256`` needs the file as one."""
-    if algorithm == "sha256" or not extents:
-        return [extents] if extents else []
+def _split(extents: list[_Extent], task_bytes: int) -> list[list[_Extent]]:
+    """Cut a file's extents into tasks that threads can share."""
     parts: dict[int, list[_Extent]] = defaultdict(list)
     for extent in extents:
         position, end, target, owner = extent
-        part = position // _TASK_BYTES
-        if end <= (part + 1) * _TASK_BYTES:
+        part = position // task_bytes
+        if end <= (part + 1) * task_bytes:
             parts[part].append(extent)
             continue
         while position < end:
-            part = position // _TASK_BYTES
-            stop = min(end, (part + 1) * _TASK_BYTES)
+            part = position // task_bytes
+            stop = min(end, (part + 1) * task_bytes)
             piece = target[position - extent.start : stop - extent.start]
             parts[part].append(_Extent(position, stop, piece, owner))
             position = stop
     return [parts[part] for part in sorted(parts)]
+
+
+class _Scratch:
+    """One thread's memory: for blocks or sealed segments as they are stored, and for opened ones."""
+
+    def __init__(self) -> None:
+        self.stored: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+
+    @cached_property
+    def opened(self) -> Bytes:
+        return np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
 
 
 class _Scratches:
@@ -176,15 +186,15 @@ class _Scratches:
     """
 
     def __init__(self) -> None:
-        self._free: list[Bytes] = []
+        self._free: list[_Scratch] = []
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Bytes]:
+    def one(self) -> Iterator[_Scratch]:
         # Of a list these two are atomic, so that no two threads are given the same piece.
         try:
             scratch = self._free.pop()
         except IndexError:
-            scratch = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+            scratch = _Scratch()
         try:
             yield scratch
         finally:
@@ -228,13 +238,13 @@ class _CopyOut:
 class _File:
     """One shard, opened by whichever thread comes first and closed after the last; read in parts."""
 
-    def __init__(
-        self, opened: OpenedCheckpoint, path: str, parts: int, scratches: _Scratches, touched: set[str]
-    ) -> None:
+    def __init__(self, opened: OpenedCheckpoint, path: str, scratches: _Scratches, touched: set[str]) -> None:
         self._opened = opened
         self._manifest = opened.manifest
         self._record = opened.record(path)
-        self._parts_left = parts
+        self._opener = opened.opener(self._record) if self._record.header is not None else None
+        self._unit_bytes = BLOCK_BYTES if self._opener is None else self._opener.segment_bytes
+        self._parts_left = 0
         self._scratches = scratches
         self._touched = touched
         self._blocks = opened.index.files[path].block_digests
@@ -249,16 +259,27 @@ class _File:
         """Close what is still open, because another part or file failed."""
         self._close()
 
+    def divide(self, extents: list[_Extent]) -> list[list[_Extent]]:
+        """Cut what is wanted of the file into parts, for `read`; an unsealed ``sha256`` file is one."""
+        if self._opener is None and self._manifest.algorithm == "sha256":
+            parts = [extents]
+        else:
+            parts = _split(extents, _TASK_BLOCKS * self._unit_bytes)
+        self._parts_left = len(parts)
+        return parts
+
     def read(self, extents: list[_Extent]) -> int:
         """Read, verify and copy out one part; how many bytes were read. Runs on any thread."""
         try:
             reader = self._open()
             with self._scratches.one() as scratch:
                 copy_out = _CopyOut(extents, self._touched)
-                if self._manifest.algorithm == "sha256":
-                    read_bytes = self._read_whole(reader, scratch, copy_out)
+                if self._opener is not None:
+                    read_bytes = self._read_segments(reader, self._opener, extents, scratch, copy_out)
+                elif self._manifest.algorithm == "sha256":
+                    read_bytes = self._read_whole(reader, scratch.stored, copy_out)
                 else:
-                    read_bytes = self._read_blocks(reader, extents, scratch, copy_out)
+                    read_bytes = self._read_blocks(reader, extents, scratch.stored, copy_out)
         except ObjectNotFoundError:
             raise self._opened.missing(self._record) from None
         with self._lock:
@@ -290,7 +311,7 @@ class _File:
         self, reader: ObjectReader, extents: list[_Extent], scratch: Bytes, copy_out: _CopyOut
     ) -> int:
         read_bytes = 0
-        for first, count in _block_runs(extents):
+        for first, count in _runs(extents, BLOCK_BYTES):
             start = first * BLOCK_BYTES
             length = min(count * BLOCK_BYTES, self._record.size_bytes - start)
             self._fill(reader, start, scratch[:length])
@@ -309,6 +330,30 @@ class _File:
                 self._check_header(scratch[:length])
             copy_out.copy(start, scratch[:length])
             read_bytes += length
+        return read_bytes
+
+    def _read_segments(
+        self,
+        reader: ObjectReader,
+        opener: Opener,
+        extents: list[_Extent],
+        scratch: _Scratch,
+        copy_out: _CopyOut,
+    ) -> int:
+        read_bytes = 0
+        for first, count in _runs(extents, opener.segment_bytes):
+            start, end = opener.stored_range(first, count)
+            stored = scratch.stored[: end - start]
+            self._fill(reader, start, stored)
+            try:
+                filled = opener.open_into(first, stored.data, scratch.opened.data)
+            except IntegrityError as error:
+                raise IntegrityError(f"{self._what}: {error}; {ADVICE}") from error
+            opened = scratch.opened[:filled]
+            if first == 0:
+                self._check_header(opened)
+            copy_out.copy(first * opener.segment_bytes, opened)
+            read_bytes += len(stored)
         return read_bytes
 
     def _read_whole(self, reader: ObjectReader, scratch: Bytes, copy_out: _CopyOut) -> int:
@@ -337,20 +382,19 @@ class _File:
 
     def _check_header(self, first_bytes: Bytes) -> None:
         """Hold the shard's own word on where it belongs against the manifest, where it is at hand."""
-        length = tensorfile.header_length(first_bytes[:8].tobytes(), self._record.size_bytes, self._what)
+        file_bytes = self._record.plain_bytes
+        length = tensorfile.header_length(first_bytes[:8].tobytes(), file_bytes, self._what)
         if length <= len(first_bytes):
-            header = tensorfile.parse_header(
-                first_bytes[:length].tobytes(), self._record.size_bytes, self._what
-            )
+            header = tensorfile.parse_header(first_bytes[:length].tobytes(), file_bytes, self._what)
             check_binding(header.metadata, self._manifest.run, self._manifest.name, self._what)
 
 
-def _block_runs(extents: list[_Extent]) -> list[tuple[int, int]]:
-    """The blocks that extents touch, as (first, count), neighbours joined up to `_RUN_BLOCKS`."""
+def _runs(extents: list[_Extent], unit_bytes: int) -> list[tuple[int, int]]:
+    """The units that extents touch, as (first, count), neighbours joined up to `_RUN_BLOCKS`."""
     runs: list[tuple[int, int]] = []
     stop = 0
     for extent in extents:
-        first, last = extent.start // BLOCK_BYTES, (extent.end - 1) // BLOCK_BYTES
+        first, last = extent.start // unit_bytes, (extent.end - 1) // unit_bytes
         if first > stop or not runs:
             runs.append((first, last + 1))
         elif last < stop:

@@ -10,13 +10,20 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal
 
-from strongroom.errors import IntegrityError, ObjectNotFoundError, StoreError, UnsupportedFormatError
+from strongroom.errors import (
+    IntegrityError,
+    KeyServiceError,
+    NoKeyError,
+    ObjectNotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+)
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 
 __all__ = ["CheckpointReport", "Findings", "Kind", "Problem", "Report", "Verdict"]
 
-Kind = Literal["damaged", "missing", "unexpected", "unreadable", "unsupported"]
+Kind = Literal["damaged", "locked", "missing", "unexpected", "unreadable", "unsupported"]
 Verdict = Literal["whole", "damaged", "unverified"]
 
 _DAMAGE: Final = frozenset({"damaged", "missing", "unexpected"})
@@ -29,7 +36,8 @@ class Problem:
     Attributes:
         key: the file, as a path under the root; a folder ends in ``/``.
         kind: ``damaged``, ``missing`` or ``unexpected`` is damage. ``unreadable`` (the store
-            refused or failed) and ``unsupported`` (another format version) is not known.
+            refused or failed), ``locked`` (its key could not be had) and ``unsupported`` (another
+            format version) is not known.
         message: what is wrong, without the file's name.
     """
 
@@ -50,6 +58,8 @@ class CheckpointReport:
         name: which one.
         commit: its commit; None where that could not be read or is damaged.
         problems: everything that is wrong, sorted by file.
+        is_closed: whether its files are sealed and were not opened, for want of a policy with keys:
+            their digests were verified, and not what they hold.
         file_count: files that were read whole and found right, ``COMMIT`` and manifest included.
         size_bytes: of these files.
     """
@@ -59,6 +69,7 @@ class CheckpointReport:
     problems: tuple[Problem, ...]
     file_count: int
     size_bytes: int
+    is_closed: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -150,6 +161,8 @@ class _About:
             found = "unsupported"
         elif isinstance(error, StoreError):
             found = "unreadable"
+        elif isinstance(error, NoKeyError | KeyServiceError):
+            found = "locked"
         else:
             return False
         self._findings.add(self._key, found, str(error))

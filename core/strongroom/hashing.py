@@ -103,7 +103,7 @@ def hash_files(
         store, manifest: where and what they are.
         records: which of the manifest's files.
         hashing: the threads.
-        keeps_whole: whether a file is kept whole; of a shard only the header is.
+        keeps_whole: whether a file is kept whole; of an unsealed shard only the header is.
         block_digests: what the index says of a file's blocks, once it is known: then a wrong
             file's error tells where it is wrong.
     """
@@ -132,7 +132,7 @@ class _File:
         self._record = record
         self._hashing = hashing
         self._is_kept = is_kept
-        self._is_shard = layout.parse_shard_path(record.path) is not None
+        self._is_shard = record.header is None and layout.parse_shard_path(record.path) is not None
         self._block_digests = block_digests
         size = record.size_bytes
         step = max(size, 1) if manifest.algorithm == "sha256" else _SPAN_BYTES

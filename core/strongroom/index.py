@@ -113,14 +113,17 @@ class Index:
             IntegrityError: they do not fit; names the file.
         """
         what = f"{layout.INDEX} of {manifest.name}"
-        listed = {r.path: r for r in manifest.files if layout.parse_shard_path(r.path) is not None}
+        records = {record.plain_path: record for record in manifest.files}
+        listed = {path: r for path, r in records.items() if layout.parse_shard_path(path) is not None}
         if set(listed) != set(self.files) or len(self.columns.paths) != len(self.files):
             differing = sorted(set(listed) ^ {*self.files, *self.columns.paths})
             raise IntegrityError(f"{what} does not name the manifest's shards: {differing[:5]}")
         for path, record in listed.items():
-            if manifest.algorithm != "blake3":
-                continue
             blocks = self.files[path].block_digests
+            if record.header is not None and blocks:
+                raise IntegrityError(f"{what} has block digests for {path}, which is sealed and has none")
+            if manifest.algorithm != "blake3" or record.header is not None:
+                continue
             if len(blocks) != -(-record.size_bytes // BLOCK_BYTES) * DIGEST_BYTES:
                 raise IntegrityError(
                     f"{what} has {len(blocks) // DIGEST_BYTES} block digests for {path}, which has "
@@ -131,7 +134,7 @@ class Index:
                     f"{what}: the block digests of {path} do not add up to the manifest's digest "
                     f"{record.digest}"
                 )
-        self._check_ranges([listed[path].size_bytes for path in self.columns.paths], what)
+        self._check_ranges([listed[path].plain_bytes for path in self.columns.paths], what)
 
     def _check_ranges(self, sizes: Sequence[int], what: str) -> None:
         """Every chunk lies within its shard, and shares no byte with another."""

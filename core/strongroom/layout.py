@@ -18,14 +18,17 @@ __all__ = [
     "COMMIT",
     "DATA",
     "INDEX",
+    "KEYRINGS",
     "LAUNCHES",
     "MANIFEST",
+    "MAX_KEYRING",
     "MAX_LAUNCH",
     "MAX_PART",
     "MAX_RANK",
     "MAX_STEP",
     "PROVENANCE",
     "RUN",
+    "SEALED",
     "SIDECAR_FILES",
     "SIDECAR_FOLDERS",
     "STATE",
@@ -33,7 +36,9 @@ __all__ = [
     "check_relative_path",
     "collisions",
     "data_key",
+    "keyring_key",
     "launch_key",
+    "parse_keyring_name",
     "parse_launch_name",
     "parse_shard_path",
     "rank_state_path",
@@ -49,14 +54,20 @@ INDEX: Final = "index.safetensors"
 STATE: Final = "state.json"
 PROVENANCE: Final = "provenance.json"
 
+SEALED: Final = ".floe"
+"""What a sealed file's name ends with, behind the name that it would have unsealed."""
+
+KEYRINGS: Final = "keyring"
+
 SIDECAR_FILES: Final = ("signature.json",)
 """What may stand beside ``data/`` and ``COMMIT`` in a checkpoint's folder."""
-SIDECAR_FOLDERS: Final = ("signatures", "keyring")
+SIDECAR_FOLDERS: Final = ("signatures", KEYRINGS)
 
 MAX_STEP: Final = 10**12 - 1
 """Twelve digits, so that names sort as numbers do."""
 MAX_LAUNCH: Final = 10**6 - 1
 MAX_RANK: Final = 10**5 - 1
+MAX_KEYRING: Final = 10**4 - 1
 MAX_PART: Final = 10**4 - 1
 ATTEMPT_HEX_DIGITS: Final = 16
 """64 random bits: attempts at one step of one launch are few."""
@@ -64,6 +75,7 @@ ATTEMPT_HEX_DIGITS: Final = 16
 _MAX_PATH_CHARS: Final = 512
 _CHECKPOINT = re.compile(r"step-([0-9]{12})-([0-9]{4,6})-([0-9a-f]{16})")
 _LAUNCH = re.compile(r"([0-9]{6})\.json")
+_KEYRING = re.compile(r"([0-9]{4})\.json")
 _SHARD = re.compile(r"([0-9]{5})-([0-9]{2,4})\.safetensors")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -110,6 +122,19 @@ class CheckpointName:
 def data_key(name: CheckpointName, path: str) -> str:
     """The key of a file whose path under ``data/`` is given."""
     return f"{name.folder}/{DATA}/{path}"
+
+
+def keyring_key(name: CheckpointName, generation: int) -> str:
+    """The key of one generation of a checkpoint's keyring."""
+    if not 1 <= generation <= MAX_KEYRING:
+        raise ConfigError(f"a keyring's generation lies between 1 and {MAX_KEYRING}, got {generation}")
+    return f"{name.folder}/{KEYRINGS}/{generation:04d}.json"
+
+
+def parse_keyring_name(name: str) -> int | None:
+    """The generation of a keyring's file name, or None where it is not one."""
+    match = _KEYRING.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) >= 1 else None
 
 
 def launch_key(number: int) -> str:

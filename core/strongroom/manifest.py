@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from strongroom import canonical, layout
 from strongroom.canonical import Bounds, Json
-from strongroom.digest import Digest, DigestAlgorithm
+from strongroom.digest import BLOCK_BYTES, Digest, DigestAlgorithm
 from strongroom.errors import FormatError, UnsupportedFormatError
 from strongroom.layout import CheckpointName
 
@@ -28,7 +28,11 @@ __all__ = [
     "LAUNCH_BOUNDS",
     "MANIFEST_BOUNDS",
     "MAX_DEADLINE_S",
+    "MAX_KEYRING_BYTES",
     "RUN_BOUNDS",
+    "SEALED_HEADER_BYTES",
+    "SEGMENT_BYTES",
+    "SEGMENT_OVERHEAD_BYTES",
     "CheckpointRef",
     "Commit",
     "FileRecord",
@@ -55,6 +59,18 @@ MAX_DEADLINE_S: Final = 2**31
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FORMAT = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
+
+MAX_KEYRING_BYTES: Final = 256 << 20
+"""A keyring's length: room for the keys of as many files as a manifest may list."""
+
+SEALED_HEADER_BYTES: Final = 74
+"""Of a FLOE file with a 32-byte IV: 10 of parameters, the IV, 32 of header tag (C2SP FLOE)."""
+
+SEGMENT_BYTES: Final = 1 << 20
+"""A sealed file's segments, as stored; the last may be shorter."""
+
+SEGMENT_OVERHEAD_BYTES: Final = 32
+"""Of each: 4 of length or mark, 12 of nonce, 16 of tag."""
 _T = TypeVar("_T")
 
 
@@ -172,17 +188,45 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """One file under ``data/``, as stored: path, length and digest."""
+    """One file under ``data/``, as stored: path, length and digest.
+
+    Attributes:
+        header: what a sealed file begins with, `SEALED_HEADER_BYTES` long; None: it is not sealed.
+    """
 
     path: str
     size_bytes: int
     digest: Digest
+    header: bytes | None = None
 
     def __post_init__(self) -> None:
         layout.check_relative_path(self.path)
 
+    @property
+    def plain_path(self) -> str:
+        """The name of what the file holds, by which the index and all else in a checkpoint call it."""
+        return self.path if self.header is None else self.path.removesuffix(layout.SEALED)
+
+    @property
+    def plain_bytes(self) -> int:
+        """The length of what the file holds: of the file, or of what was sealed in it."""
+        return self.size_bytes if self.header is None else _sealed_in(self.size_bytes)
+
+    @property
+    def unit_bytes(self) -> int:
+        """What can be read of the file by itself: a block, or what a segment holds."""
+        return BLOCK_BYTES if self.header is None else SEGMENT_BYTES - SEGMENT_OVERHEAD_BYTES
+
+    @property
+    def unit_overhead_bytes(self) -> int:
+        """By how much a unit is longer as stored."""
+        return 0 if self.header is None else SEGMENT_OVERHEAD_BYTES
+
     def to_json(self) -> Json:
-        return {"digest": str(self.digest), "path": self.path, "size": self.size_bytes}
+        members: dict[str, Json] = {"digest": str(self.digest), "path": self.path, "size": self.size_bytes}
+        if self.header is not None:
+            members["header"] = self.header.hex()
+        return members
 
     @classmethod
     def from_json(cls, value: Json, what: str) -> FileRecord:
@@ -191,8 +235,15 @@ class FileRecord:
             path=fields.text("path"),
             size_bytes=fields.integer("size", 0, MAX_FILE_BYTES),
             digest=fields.digest("digest"),
+            header=fields.sealed_header("header"),
         )
         fields.close()
+        if (record.header is not None) != record.path.endswith(layout.SEALED):
+            raise FormatError(f"{what}: {record.path} must have a header if, and only if, it is sealed")
+        if record.header is not None and _sealed_in(record.size_bytes) < 0:
+            raise FormatError(
+                f"{what}: no sealed file is {record.size_bytes} bytes long, as {record.path} is"
+            )
         return record
 
 
@@ -219,6 +270,15 @@ class Manifest:
     def size_bytes(self) -> int:
         """Bytes of all listed files together."""
         return sum(record.size_bytes for record in self.files)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its files are sealed: all are, or none is."""
+        return any(record.header is not None for record in self.files)
+
+    def stored(self, path: str) -> str:
+        """The path at which a file of this checkpoint is stored: sealed ones have a suffix."""
+        return path + layout.SEALED if self.is_sealed else path
 
     def file(self, path: str) -> FileRecord | None:
         return next((record for record in self.files if record.path == path), None)
@@ -269,6 +329,7 @@ class Commit:
         manifest: SHA-256 of ``data/MANIFEST.json``'s bytes.
         size_bytes: bytes of all files under ``data/`` but the manifest, so that a listing
             need not read manifests.
+        keyring: SHA-256 of the first keyring's bytes; None: the checkpoint is not sealed.
     """
 
     run: str
@@ -276,6 +337,7 @@ class Commit:
     manifest: Digest
     size_bytes: int
     committed_at_ms: int
+    keyring: Digest | None = None
 
     @property
     def ref(self) -> CheckpointRef:
@@ -292,6 +354,7 @@ class Commit:
                 "attempt": self.name.attempt,
                 "committed_at_ms": self.committed_at_ms,
                 "format": FORMAT,
+                "keyring": str(self.keyring) if self.keyring else None,
                 "kind": "commit",
                 "launch": self.name.launch,
                 "manifest": str(self.manifest),
@@ -311,9 +374,19 @@ class Commit:
             manifest=fields.digest("manifest", "sha256"),
             size_bytes=fields.integer("size", 0, MAX_FILE_BYTES),
             committed_at_ms=fields.time("committed_at_ms"),
+            keyring=fields.optional_digest("keyring", "sha256"),
         )
         fields.close()
         return commit
+
+
+def _sealed_in(stored_bytes: int) -> int:
+    """How many bytes a sealed file of a length holds; negative where no sealed file has that length."""
+    body = stored_bytes - SEALED_HEADER_BYTES
+    whole, last = divmod(body, SEGMENT_BYTES)
+    if body <= 0 or 0 < last < SEGMENT_OVERHEAD_BYTES:
+        return -1
+    return body - SEGMENT_OVERHEAD_BYTES * (whole + (last > 0))
 
 
 def _check_files(manifest: Manifest, what: str) -> None:
@@ -322,6 +395,9 @@ def _check_files(manifest: Manifest, what: str) -> None:
         raise FormatError(f"{what} does not list its files once each, sorted by path")
     if layout.MANIFEST in paths:
         raise FormatError(f"{what} lists itself")
+    sealed = sum(record.header is not None for record in manifest.files)
+    if sealed not in (0, len(paths)):
+        raise FormatError(f"{what}: {sealed} of {len(paths)} files are sealed; all must be, or none")
     for record in manifest.files:
         if record.digest.algorithm != manifest.algorithm:
             raise FormatError(
@@ -407,6 +483,21 @@ class _Fields:
         if algorithm is not None and digest.algorithm != algorithm:
             raise self._wrong(member, f"a {algorithm} digest", str(digest))
         return digest
+
+    def optional_digest(self, member: str, algorithm: DigestAlgorithm) -> Digest | None:
+        if self._left.get(member, "") is None:
+            del self._left[member]
+            return None
+        return self.digest(member, algorithm)
+
+    def sealed_header(self, member: str) -> bytes | None:
+        """A sealed file's header as hex digits; None where the member is not there."""
+        if member not in self._left:
+            return None
+        text = self.text(member)
+        if not re.fullmatch(rf"[0-9a-f]{{{2 * SEALED_HEADER_BYTES}}}", text):
+            raise self._wrong(member, f"{2 * SEALED_HEADER_BYTES} lower-case hex digits", text)
+        return bytes.fromhex(text)
 
     def run(self) -> str:
         return check_run_id(self.text("run"))

@@ -12,11 +12,26 @@ from typing import Final
 
 from strongroom import canonical, layout
 from strongroom.canonical import Bounds, Json
+from strongroom.contents import open_whole
 from strongroom.digest import digest_of_bytes, sha256_of
-from strongroom.errors import FormatError, IntegrityError, ObjectNotFoundError, UnsupportedFormatError
+from strongroom.errors import (
+    FormatError,
+    IntegrityError,
+    NoKeyError,
+    ObjectNotFoundError,
+    UnsealedError,
+    UnsupportedFormatError,
+)
 from strongroom.index import MAX_INDEX_BYTES, Index, decode_index
 from strongroom.layout import CheckpointName
-from strongroom.manifest import FORMAT, MANIFEST_BOUNDS, Commit, FileRecord, Manifest
+from strongroom.manifest import (
+    FORMAT,
+    MANIFEST_BOUNDS,
+    Commit,
+    FileRecord,
+    Manifest,
+)
+from strongroom.sealing import Opener, Sealing, Unlocked
 from strongroom.shards import check_binding
 from strongroom.stores.base import Store
 from strongroom.tensorfile import MAX_HEADER_BYTES
@@ -25,6 +40,7 @@ __all__ = [
     "ADVICE",
     "DOCUMENT_BOUNDS",
     "OpenedCheckpoint",
+    "check_sealed",
     "decode_document",
     "encode_document",
     "open_checkpoint",
@@ -40,12 +56,20 @@ DOCUMENT_BOUNDS: Final = Bounds(length_bytes=1 << 30, depth=512, items=50_000_00
 class OpenedCheckpoint:
     """A checkpoint whose manifest was verified. Its other files are verified as they are read.
 
-    One thread opens it; reading shards (`strongroom.fetch`) may use several.
+    One thread opens it; reading shards (`strongroom.fetch`) may use several. Files are called by
+    their plain names, whether they are sealed or not.
+
+    Attributes:
+        sealing: how sealed files are opened; None: they are not.
+        keys: the checkpoint's keys where this process was handed them; None: it unlocks them itself
+            when it first needs one.
     """
 
     store: Store
     commit: Commit
     manifest: Manifest
+    sealing: Sealing | None = None
+    keys: Unlocked | None = None
 
     @property
     def name(self) -> CheckpointName:
@@ -53,8 +77,36 @@ class OpenedCheckpoint:
 
     @cached_property
     def files(self) -> dict[str, FileRecord]:
-        """The manifest's files by path."""
-        return {record.path: record for record in self.manifest.files}
+        """The manifest's files by their plain paths."""
+        return {record.plain_path: record for record in self.manifest.files}
+
+    @cached_property
+    def unlocked(self) -> Unlocked:
+        """The keys of a sealed checkpoint.
+
+        Raises:
+            NoKeyError: nothing here opens it.
+            KeyServiceError: who keeps its key cannot be reached.
+            IntegrityError: its keyrings are damaged.
+        """
+        if self.keys is not None:
+            return self.keys
+        if self.sealing is None:
+            raise NoKeyError(
+                f"{self.name} of run {self.manifest.run} is sealed, and no policy here says how to open it: "
+                "name the policy file, whose [seal] section names the keys, by security=, --security or "
+                "STRONGROOM_CONFIG"
+            )
+        return self.sealing.unlock(self.store, self.commit, self.manifest)
+
+    def opener(self, record: FileRecord) -> Opener:
+        """Opens a sealed file, of which the header is the pinned one.
+
+        Raises:
+            IntegrityError: the key is not the file's, or the file is not as long as its format says.
+            NoKeyError, KeyServiceError: as `unlocked`.
+        """
+        return self.unlocked.opener(record)
 
     @cached_property
     def index(self) -> Index:
@@ -100,8 +152,8 @@ class OpenedCheckpoint:
         """
         record = self.record(path)
         what = f"{path} of {self.name}"
-        if record.size_bytes > limit_bytes:
-            raise FormatError(f"{what} has {record.size_bytes} bytes; at most {limit_bytes} are read")
+        if record.plain_bytes > limit_bytes:
+            raise FormatError(f"{what} has {record.plain_bytes} bytes; at most {limit_bytes} are read")
         try:
             data = self.store.read(layout.data_key(self.name, path), limit_bytes=record.size_bytes)
         except ObjectNotFoundError:
@@ -119,7 +171,12 @@ class OpenedCheckpoint:
             raise IntegrityError(
                 f"{what}: stored digest {found} is not the manifest's {record.digest}; {ADVICE}"
             )
-        return data
+        if record.header is None:
+            return data
+        try:
+            return open_whole(self.opener(record), data)
+        except IntegrityError as error:
+            raise IntegrityError(f"{what}: {error}; {ADVICE}") from error
 
     def check_unused(self) -> None:
         """Verify the files that a restore takes nothing from: a damaged one is damage all the same.
@@ -149,11 +206,18 @@ class OpenedCheckpoint:
         )
 
 
-def open_checkpoint(store: Store, commit: Commit) -> OpenedCheckpoint:
+def open_checkpoint(
+    store: Store, commit: Commit, sealing: Sealing | None = None, keys: Unlocked | None = None
+) -> OpenedCheckpoint:
     """Read and verify a checkpoint's manifest.
 
+    Args:
+        sealing: the policy's; None: there is none, so that a sealed checkpoint's files stay closed.
+        keys: as `OpenedCheckpoint.keys`.
+
     Raises:
-        IntegrityError: it is missing, damaged, malformed, or of another checkpoint.
+        IntegrityError: it is missing, damaged, malformed, or of another checkpoint; or, as
+            `UnsealedError`, it is not sealed and the policy demands that.
         UnsupportedFormatError: it is whole, in a format that this release does not read.
         StoreError: the store could not be asked.
     """
@@ -172,7 +236,20 @@ def open_checkpoint(store: Store, commit: Commit) -> OpenedCheckpoint:
     manifest = Manifest.decode(data, what)
     if manifest.name != commit.name or manifest.run != commit.run:
         raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
-    return OpenedCheckpoint(store=store, commit=commit, manifest=manifest)
+    if manifest.is_sealed != (commit.keyring is not None):
+        raise IntegrityError(f"{what} and COMMIT do not agree on whether the checkpoint is sealed; {ADVICE}")
+    check_sealed(manifest, sealing)
+    return OpenedCheckpoint(store=store, commit=commit, manifest=manifest, sealing=sealing, keys=keys)
+
+
+def check_sealed(manifest: Manifest, sealing: Sealing | None) -> None:
+    """Raise UnsealedError where a policy demands sealed checkpoints, and does not except this one."""
+    if sealing is None or manifest.is_sealed or sealing.accepts_unsealed(manifest.name):
+        return
+    raise UnsealedError(
+        f"{manifest.name} is not sealed, and the policy has [seal]: anyone with access to the storage may "
+        f"have written it. If it is meant, name it in the policy: unsealed = [{manifest.name.folder!r}]"
+    )
 
 
 def encode_document(kind: str, run: str, name: CheckpointName, members: dict[str, Json]) -> bytes:

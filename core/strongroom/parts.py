@@ -63,7 +63,9 @@ class Part:
     compared: Mapping[str, str]
     aliases: Mapping[str, str]
 
-    def message(self) -> Message:
+    def message(self, keys: bytes | None = None) -> Message:
+        """What the coordinator is told; ``keys`` are those of sealed files, sealed to it."""
+        sealed = {} if keys is None else {"keys": keys}
         return Message(
             members={
                 "aliases": dict(self.aliases),
@@ -71,7 +73,7 @@ class Part:
                 "document": self.document,
                 "files": [record.to_json() for record in self.files],
             },
-            pieces={"index": encode_index(self.index, {})},
+            pieces={"index": encode_index(self.index, {}), **sealed},
         )
 
     @classmethod
@@ -90,15 +92,29 @@ class Part:
 
 
 def write_together(
-    attempt: Attempt, staged: StagedSave, provenance: Provenance, ranks: Ranks, *, workers: int
+    attempt: Attempt,
+    staged: StagedSave,
+    provenance: Provenance,
+    ranks: Ranks,
+    *,
+    workers: int,
+    invitation: bytes = b"",
 ) -> Commit:
     """Write this rank's part, and commit once every rank has written its own.
 
+    Args:
+        workers: threads that write.
+        invitation: the public half of the coordinator's one-off key, to which a rank seals its files' keys.
+
     Raises:
+        NoKeyError, KeyServiceError: the checkpoint's key could not be wrapped.
         RanksError: a rank is missing or failed, or ranks hold different values.
         OutcomeUnknownError: the coordinator was lost after all was written: it may have committed.
         StrongroomError: it was not committed; why.
     """
+    if attempt.seal is not None and ranks.is_coordinator:
+        # A key service answers while files are written.
+        attempt.seal.begin_wrapping()
     document = _shared_document(attempt, staged)
     if ranks.is_alone:
         part = _write_part(attempt, staged, document, workers=workers)
@@ -114,11 +130,14 @@ def write_together(
             # The coordinator makes its own folder durable; a name that this rank made may need its own.
             attempt.make_durable()
         has_written = True
-        return part.message()
+        return part.message(_handed(attempt, invitation))
 
     def decide(said: list[Message]) -> Verdict:
         nonlocal committed
         parts = [Part.of(message, rank) for rank, message in enumerate(said)]
+        if attempt.seal is not None:
+            for message in said[1:]:
+                attempt.seal.take_over(message.pieces["keys"])
         differing = differing_documents([part.document for part in parts])
         if differing:
             return Verdict(shared=Message(members={"differing": differing}))
@@ -175,6 +194,13 @@ def fail_together(attempt: Attempt, ranks: Ranks, error: BaseException) -> Commi
         is_work=True,
     )
     raise SaveError("a save without this rank's part was agreed on")
+
+
+def _handed(attempt: Attempt, invitation: bytes) -> bytes | None:
+    """The keys of what this rank has sealed, for the coordinator; which keeps its own."""
+    if attempt.seal is None:
+        return None
+    return attempt.seal.hand_over(invitation) if invitation else b""
 
 
 def _phase(attempt: Attempt) -> str:

@@ -37,6 +37,7 @@ from strongroom.stage import local_tensor
 __all__ = [
     "LocalPlan",
     "chunk_number",
+    "chunk_of",
     "local_data",
     "partial_index",
     "plan_local",
@@ -218,6 +219,12 @@ def _reads_of(name: str, target: torch.Tensor, metadata: Metadata) -> list[tuple
             view = view.narrow(dimension, start, length)
         reads.append((item, view))
     return reads
+
+
+def chunk_of(records: Mapping[str, TensorRecord], item: ReadItem) -> Chunk:
+    """The stored chunk that a read refers to."""
+    record = records[item.dest_index.fqn]
+    return record.chunks[chunk_number(record, item.storage_index)]
 
 
 def chunk_number(record: TensorRecord, index: MetadataIndex) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from strongroom import layout
@@ -34,9 +34,10 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import RUN_BOUNDS, Commit
 from strongroom.messages import Message
 from strongroom.metadata import narrowed
-from strongroom.opened import open_checkpoint
-from strongroom.plan import plan_read
+from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.plan import chunk_of, plan_read
 from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
+from strongroom.sealing import Sealing, Unlocked
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 
@@ -119,6 +120,7 @@ def restore(
     selection: Selection,
     max_fallback: int,
     accept_older: bool,
+    sealing: Sealing | None,
     ranks: Ranks,
     timeout_s: float,
     workers: int,
@@ -138,6 +140,7 @@ def restore(
             fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
         accept_older: allow any number.
+        sealing: how sealed checkpoints are opened; the coordinator unlocks one for all ranks.
         timeout_s: seconds that ranks wait for each other at each step.
 
     Raises:
@@ -146,35 +149,37 @@ def restore(
         RollbackError: more than ``max_fallback`` would be skipped.
         StateMismatchError: the checkpoint does not fit the template.
         StoreError: the store could not be asked: that says nothing about the bytes.
+        NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
         RanksError: another rank is missing, or failed.
     """
-    course = _Course(sources, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter)
+    access = _Access(sealing, ranks)
+    course = _Course(
+        sources, access=access, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
+    )
     lane = ranks.lane("main")
     undefined = _Undefined()
     began = time.monotonic()
 
-    def together(phase: str, act: Callable[[], None]) -> Message:
+    def together(phase: str, act: Callable[[], Message]) -> tuple[Message, Message]:
         """Act, say how it went, and hear what comes next."""
 
         def propose() -> Message:
             try:
-                act()
+                return act()
             except IntegrityError as error:
                 course.own_damage = error
                 is_blind = not ranks.is_coordinator and not _is_seen(source.store, reading.commit.name)
                 return Message(members={"damaged": str(error), "is_blind": is_blind})
-            return Message()
 
-        said, _ = lane.agree(phase, propose, course.decide, timeout_s=timeout_s, goes_on=True)
-        return said
+        return lane.agree(phase, propose, course.decide, timeout_s=timeout_s, goes_on=True)
 
     def look() -> Message:
         course.step = ready()
         roots = [] if ranks.is_alone else [*map(_root_digest, sources)]
-        return Message(members={"roots": roots, "step": course.step})
+        return Message(members={"roots": roots, "step": course.step}, pieces=access.introduce())
 
     try:
-        said, _ = lane.agree(
+        said, own = lane.agree(
             "looking for a checkpoint",
             look,
             course.begin,
@@ -183,10 +188,14 @@ def restore(
         while said.members["do"] == "try":
             began = time.monotonic()
             source = sources[said.members["source"]]
-            reading = _Reading(source.store, _commit_in(said), template, selection, ranks, workers, undefined)
-            said = together(f"opening {reading.commit.name}", reading.match)
+            reading = _Reading(
+                source.store, _commit_in(said), template, selection, ranks, workers, undefined, access
+            )
+            access.begin(own)
+            said, own = together(f"opening {reading.commit.name}", reading.match)
             if said.members["do"] == "read":
-                said = together(f"reading {reading.commit.name}", reading.read)
+                access.add(own)
+                said, own = together(f"reading {reading.commit.name}", reading.read)
     except (IntegrityError, RollbackError) as error:
         told = _with_undefined(error, course.step, undefined)
         if told is error:
@@ -225,6 +234,93 @@ def restore(
     return restored, commit
 
 
+class _Access:
+    """How a sealed checkpoint is opened on every rank, though one alone unlocks it.
+
+    On the coordinator it holds the keys of the checkpoint that is tried, and hands each rank those
+    of the files that it is about to read; on another rank, what it was handed.
+    """
+
+    def __init__(self, sealing: Sealing | None, ranks: Ranks) -> None:
+        self._sealing = sealing
+        self._ranks = ranks
+        self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
+        self._publics: list[bytes] = []
+        self._unlocked: Unlocked | None = None
+        self._handed = b""
+
+    def introduce(self) -> dict[str, bytes]:
+        """What this rank lets others seal keys to."""
+        return {"public": self._own.public} if self._own is not None else {}
+
+    def meet(self, said: Sequence[Message]) -> None:
+        """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
+        self._publics = [message.pieces.get("public", b"") for message in said]
+
+    def unlock(self, store: Store, commit: Commit) -> dict[int, Message]:
+        """On the coordinator: unlock a checkpoint, and what each rank needs to hold it against its state.
+
+        Raises:
+            IntegrityError: it is damaged, or not sealed where it should be.
+            NoKeyError, KeyServiceError: it cannot be unlocked here.
+        """
+        self._unlocked = None
+        if self._sealing is None or self._ranks.is_alone or commit.keyring is None:
+            # A rank that is alone unlocks when it first needs a key.
+            return {}
+        opened = open_checkpoint(store, commit, self._sealing)
+        self._unlocked = opened.unlocked
+        told = {}
+        for rank in range(1, self._ranks.world_size):
+            paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))
+            told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
+        return told
+
+    def hand(self, said: Sequence[Message]) -> dict[int, Message]:
+        """On the coordinator: the keys of what each rank said that it reads."""
+        if self._unlocked is None:
+            return {}
+        return {
+            rank: self._hand(rank, message.members["files"])
+            for rank, message in enumerate(said)
+            if rank and message.members.get("files")
+        }
+
+    def _hand(self, rank: int, paths: Sequence[str]) -> Message:
+        public = self._publics[rank]
+        if not public or self._unlocked is None:
+            # That rank has no policy, and says so itself when it finds the checkpoint sealed.
+            return Message()
+        return Message(pieces={"keys": self._unlocked.hand_over(public, paths)})
+
+    def begin(self, own: Message) -> None:
+        """What this rank was handed for a checkpoint that is tried now."""
+        self._handed = own.pieces.get("keys", b"")
+        if not self._ranks.is_coordinator:
+            self._unlocked = None
+
+    def add(self, own: Message) -> None:
+        """Further keys for it."""
+        handed = own.pieces.get("keys", b"")
+        if handed and self._unlocked is not None and self._own is not None:
+            self._unlocked.take_over(self._own, handed)
+
+    def open(self, store: Store, commit: Commit) -> OpenedCheckpoint:
+        """Open the checkpoint with what this rank has.
+
+        Raises:
+            IntegrityError, NoKeyError, KeyServiceError, StoreError: it cannot be.
+        """
+        opened = open_checkpoint(store, commit, self._sealing)
+        if opened.manifest.is_sealed and self._sealing is not None and not self._ranks.is_alone:
+            if self._unlocked is None and self._own is not None:
+                self._unlocked = self._sealing.locked(opened.manifest)
+                if self._handed:
+                    self._unlocked.take_over(self._own, self._handed)
+            return replace(opened, keys=self._unlocked)
+        return opened
+
+
 class _Course:
     """What the coordinator knows of a restore: what was tried, and what comes next."""
 
@@ -232,6 +328,7 @@ class _Course:
         self,
         sources: Sequence[Source],
         *,
+        access: _Access,
         max_fallback: int,
         accept_older: bool,
         emitter: Emitter,
@@ -239,6 +336,7 @@ class _Course:
         self.step: int | None = None
         self.own_damage: IntegrityError | None = None
         self._sources = sources
+        self._access = access
         self._source = 0
         self._max_fallback = max_fallback
         self._accept_older = accept_older
@@ -250,6 +348,7 @@ class _Course:
 
     def begin(self, said: list[Message]) -> Verdict:
         """The first decision, from every rank's digest of the run record."""
+        self._access.meet(said)
         steps = [message.members["step"] for message in said]
         other = [rank for rank, step in enumerate(steps) if step != steps[0]]
         if other:
@@ -280,7 +379,7 @@ class _Course:
         if not damaged:
             if not self._has_matched:
                 self._has_matched = True
-                return _do("read")
+                return Verdict(shared=Message(members={"do": "read"}), own=self._access.hand(said))
             is_superseded = name not in self._history.line.newest_first
             return _do("load", skipped=self._skipped, is_superseded=is_superseded)
         if (
@@ -323,9 +422,16 @@ class _Course:
         for name in self._candidates:
             self._trying, self._has_matched = name, False
             if name in self._history.commits:
-                commit = self._history.commits[name].encode()
+                commit = self._history.commits[name]
+                try:
+                    own = self._access.unlock(self._sources[self._source].store, commit)
+                except IntegrityError as error:
+                    if self._looks < _MAX_LOOKS and _is_gone(self._sources[self._source].store, name):
+                        return self._look()
+                    self._skip(name, str(error), error)
+                    continue
                 members = {"do": "try", "source": self._source}
-                return Verdict(shared=Message(members=members, pieces={"commit": commit}))
+                return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
             self._skip(name, self._history.damaged[name], None)
         line = self._history.line
         if line.broken is not None:
@@ -418,6 +524,7 @@ class _Reading:
         ranks: Ranks,
         workers: int,
         undefined: _Undefined,
+        access: _Access,
     ) -> None:
         self.commit = commit
         self.read_bytes = 0
@@ -428,20 +535,24 @@ class _Reading:
         self._ranks = ranks
         self._workers = workers
         self._undefined = undefined
+        self._access = access
         self._touched: set[str] = set()
 
     @property
     def missing(self) -> tuple[str, ...]:
         return tuple(self._filling.missing_per_rank)
 
-    def match(self) -> None:
+    def match(self) -> Message:
         """Verify what says what there is, and hold it against the state; write nothing.
+
+        Returns:
+            the sealed files that this rank is going to read, as stored.
 
         Raises:
             IntegrityError: it is damaged.
             StateMismatchError: it does not fit.
         """
-        self._opened = opened = open_checkpoint(self._store, self.commit)
+        self._opened = opened = self._access.open(self._store, self.commit)
         if self._ranks.is_coordinator:
             opened.check_unused()
         rank = self._ranks.rank
@@ -459,8 +570,19 @@ class _Reading:
                 f"{self.commit.name.step}",
                 missing=uncovered,
             )
+        # Without the chunks that only other ranks need: there are as many as ranks.
+        filling = self._filling
+        self._records = narrowed(filling.targets, filling.records)
+        try:
+            self._reads = plan_read(filling.targets, self._records)
+        except StateMismatchError as error:
+            raise _extended(error, self._undefined.words() or ". Nothing was changed") from error.__cause__
+        if not opened.manifest.is_sealed:
+            return Message()
+        paths = {chunk_of(self._records, item).path for item, target in self._reads if target.numel()}
+        return Message(members={"files": sorted(opened.record(path).path for path in paths)})
 
-    def read(self) -> None:
+    def read(self) -> Message:
         """Fill every tensor, each block verified before it is used, and decode the rest; load nothing.
 
         Raises:
@@ -468,11 +590,8 @@ class _Reading:
         """
         filling = self._filling
         try:
-            # Without the chunks that only other ranks need: there are as many as ranks.
-            records = narrowed(filling.targets, filling.records)
-            reads = plan_read(filling.targets, records)
             self.read_bytes = fetch(
-                self._opened, reads, records, workers=self._workers, touched=self._touched
+                self._opened, self._reads, self._records, workers=self._workers, touched=self._touched
             )
             filling.decode()
         except StateMismatchError as error:
@@ -481,6 +600,7 @@ class _Reading:
             # Defined only once every rank has found its part whole: then this is forgotten.
             self._undefined.in_place |= self._touched & filling.in_place
             self._undefined.replaceable |= self._touched & filling.replaceable
+        return Message()
 
     def load(self) -> Message:
         """Hand objects their state; what comes back says nothing.

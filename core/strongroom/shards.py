@@ -20,6 +20,7 @@ from strongroom.errors import FormatError, IntegrityError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT, FileRecord
 from strongroom.pace import Pace
+from strongroom.sealing import Sealer
 from strongroom.stores.base import Store
 
 __all__ = [
@@ -183,18 +184,24 @@ def write_file(
     *,
     length_bytes: int,
     algorithm: DigestAlgorithm,
+    sealer: Sealer | None = None,
     pace: Pace | None = None,
 ) -> WrittenFile:
-    """Write one file under ``data/`` in one pass, a few blocks at a time: hashed, then written.
+    """Write one file under ``data/`` in one pass, a few blocks at a time: sealed, hashed, then written.
 
     Args:
-        pieces: the file's bytes in order, in pieces of any size; none is copied.
+        path: as stored.
+        pieces: what the file holds, in order, in pieces of any size; none is copied.
         length_bytes: their sum.
+        sealer: seals it; None: it is stored as it is.
         pace: how fast this process may write, all its files together.
 
     Raises:
         StoreError: the file was not written whole; it must not be used.
     """
+    if sealer is not None:
+        pieces = sealer.seal(pieces, length_bytes=length_bytes)
+        length_bytes = sealer.sealed_bytes(length_bytes)
     hasher = FileHasher(algorithm)
     with store.open_writer(layout.data_key(name, path), length_bytes=length_bytes) as writer:
         for piece in pieces:
@@ -207,7 +214,9 @@ def write_file(
                 writer.write(part)
         writer.finish()
     digest = hasher.digest()
+    header = sealer.header if sealer is not None else None
     return WrittenFile(
-        record=FileRecord(path=path, size_bytes=length_bytes, digest=digest),
-        block_digests=hasher.block_digests,
+        record=FileRecord(path=path, size_bytes=length_bytes, digest=digest, header=header),
+        # A sealed file's segments vouch for themselves.
+        block_digests=hasher.block_digests if sealer is None else b"",
     )

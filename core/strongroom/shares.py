@@ -15,7 +15,6 @@ import numpy as np
 from strongroom import layout
 from strongroom.columns import Columns, Integers, spans
 from strongroom.consistency import references
-from strongroom.digest import BLOCK_BYTES
 from strongroom.errors import ConfigError
 from strongroom.opened import OpenedCheckpoint
 
@@ -130,16 +129,20 @@ def _divided(
     order = np.lexsort((begins, files, ranks))
     files, ranks, begins, ends = files[order], ranks[order], begins[order], ends[order]
     is_first = np.append(True, (files[1:] != files[:-1]) | (ranks[1:] != ranks[:-1]))
-    sizes = np.array([opened.record(path).size_bytes for path in columns.paths], np.int64)[files]
-    if opened.manifest.algorithm == "sha256":
+    records = [opened.record(path) for path in columns.paths]
+    sizes = np.array([record.plain_bytes for record in records], np.int64)[files]
+    if opened.manifest.algorithm == "sha256" and not opened.manifest.is_sealed:
         amounts = np.where(is_first, sizes, 0)
     else:
-        low = begins // BLOCK_BYTES * BLOCK_BYTES
-        high = np.minimum(-(-ends // BLOCK_BYTES) * BLOCK_BYTES, sizes)
-        # Chunks share no byte, so blocks end in the order in which chunks begin: one that the
+        # All files have the same units, since all are sealed or none is.
+        unit, overhead = records[0].unit_bytes, records[0].unit_overhead_bytes
+        low = begins // unit * unit
+        high = np.minimum(-(-ends // unit) * unit, sizes)
+        # Chunks share no byte, so units end in the order in which chunks begin: one that the
         # chunk before has asked for is read once.
         asked = np.where(is_first, 0, np.append(0, high[:-1]))
         amounts = np.maximum(high - np.maximum(low, asked), 0)
+        amounts += overhead * -(-amounts // unit)
     first = np.flatnonzero(is_first)
     shares: dict[int, list[FileShare]] = {}
     for rank, file, amount in zip(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom import layout
-from strongroom.digest import DigestAlgorithm, sha256_of
+from strongroom.digest import Digest, DigestAlgorithm, sha256_of
 from strongroom.errors import (
     AccessDeniedError,
     ConfigError,
@@ -41,6 +41,7 @@ from strongroom.manifest import (
     Run,
 )
 from strongroom.pace import Pace
+from strongroom.sealing import SaveSeal
 from strongroom.shards import WrittenFile, write_file
 from strongroom.stores.base import Store
 
@@ -166,12 +167,14 @@ class Attempt:
         world_size: int,
         deadline: Deadline,
         now_ms: Callable[[], int],
+        seal: SaveSeal | None = None,
         pace: Pace | None = None,
     ) -> None:
         self.name = name
         self.run = launch.run
         self.algorithm: DigestAlgorithm = algorithm
         self.deadline = deadline
+        self.seal = seal
         self._store = store
         self._launch = launch
         self._parent = parent
@@ -181,15 +184,21 @@ class Attempt:
         self._may_be_committed = False
 
     def write(self, path: str, pieces: Iterable[Buffer], *, length_bytes: int) -> WrittenFile:
-        """Write one file under ``data/``; it is on stable storage on return."""
+        """Write one file under ``data/``; it is on stable storage on return.
+
+        Args:
+            path: its plain one: where it is sealed it is stored under a name that says so.
+        """
         self.deadline.check(f"about to write {path}")
+        stored = path if self.seal is None else path + layout.SEALED
         return write_file(
             self._store,
             self.name,
-            path,
+            stored,
             pieces,
             length_bytes=length_bytes,
             algorithm=self.algorithm,
+            sealer=None if self.seal is None else self.seal.sealer(stored),
             pace=self._pace,
         )
 
@@ -208,6 +217,7 @@ class Attempt:
 
         Raises:
             DeadlineExceededError: too late.
+            KeyServiceError, NoKeyError: the checkpoint's key could not be wrapped.
             FencedError: a later writer has taken the run over.
             OutcomeUnknownError: it may stand or not.
             StoreError: it does not stand.
@@ -226,6 +236,7 @@ class Attempt:
         Manifest.decode(encoded, layout.MANIFEST)
         self.deadline.check("about to write its manifest")
         self._store.put(layout.data_key(self.name, layout.MANIFEST), encoded)
+        keyring = self._write_keyring(manifest)
         self._store.make_durable(self.name.folder)
         check_fence(self._store, self._launch)
         commit = Commit(
@@ -234,6 +245,7 @@ class Attempt:
             manifest=sha256_of(encoded),
             size_bytes=manifest.size_bytes,
             committed_at_ms=self._now_ms(),
+            keyring=keyring,
         )
         self.deadline.check("about to commit")
         try:
@@ -257,6 +269,18 @@ class Attempt:
         if not is_created:
             self._check_is_ours(commit)
         return Committed(commit=commit, manifest=manifest)
+
+    def _write_keyring(self, manifest: Manifest) -> Digest | None:
+        """Store the keys of all files, wrapped; None where nothing is sealed."""
+        if self.seal is None:
+            return None
+        if not all(record.header for record in manifest.files):
+            raise SaveError(f"{self.name} was to be sealed, and a rank has written files that are not")
+        self.deadline.check("about to wrap its keys")
+        paths = [record.path for record in manifest.files]
+        keyring = self.seal.keyring(paths, within_s=self.deadline.left_s)
+        self._store.put(layout.keyring_key(self.name, 1), keyring)
+        return sha256_of(keyring)
 
     def abort(self) -> None:
         """Remove what was written, as far as the store lets us; never what may have been committed."""

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from strongroom import layout
+from strongroom import layout, tensorfile
 from strongroom.catalog import History
 from strongroom.consistency import Consistency, rank_of
+from strongroom.contents import SealedReader, open_whole
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     CheckpointNotFoundError,
@@ -39,13 +40,17 @@ from strongroom.manifest import (
     COMMIT_BOUNDS,
     LAUNCH_BOUNDS,
     MANIFEST_BOUNDS,
+    MAX_KEYRING_BYTES,
     RUN_BOUNDS,
     CheckpointRef,
     Commit,
+    FileRecord,
     Launch,
     Manifest,
     Run,
 )
+from strongroom.opened import OpenedCheckpoint, check_sealed
+from strongroom.sealing import Sealing
 from strongroom.stores.base import Store
 
 __all__ = [
@@ -85,6 +90,7 @@ def verify(
     *,
     step: int | None = None,
     everything: bool = False,
+    sealing: Sealing | None = None,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Report:
@@ -93,6 +99,8 @@ def verify(
     Args:
         step: which one; chosen as `History.at_step` does.
         everything: every committed checkpoint, superseded ones too.
+        sealing: how sealed checkpoints are opened; None: their files' digests are verified, and what
+            they hold is not.
         workers: threads that read and hash; None: by the machine.
         on_progress: called after each piece that was read, from any thread, one at a time.
 
@@ -104,14 +112,19 @@ def verify(
     look = 0
     while True:
         look += 1
-        report, has_gone = _verify(store, step, everything, workers, on_progress)
+        report, has_gone = _verify(store, step, everything, sealing, workers, on_progress)
         # A running job's retention took away all that was looked at: that is no damage.
         if not has_gone or report.checkpoints or look == _MAX_LOOKS:
             return report
 
 
 def _verify(
-    store: Store, step: int | None, everything: bool, workers: int | None, on_progress: OnProgress | None
+    store: Store,
+    step: int | None,
+    everything: bool,
+    sealing: Sealing | None,
+    workers: int | None,
+    on_progress: OnProgress | None,
 ) -> tuple[Report, bool]:
     """Look once; and whether some of it was removed by retention meanwhile, and left out."""
     root = _Root.read(store)
@@ -128,7 +141,7 @@ def _verify(
         )
     total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
     with _hashing(workers, on_progress, total) as hashing:
-        found = [_check(store, root, name, hashing) for name in chosen]
+        found = [_check(store, root, name, sealing, hashing) for name in chosen]
     reports = tuple(report for report in found if not _was_removed(store, history, report))
     report = Report(
         uri=store.uri,
@@ -158,6 +171,7 @@ def verify_checkpoint(
     store: Store,
     name: CheckpointName,
     *,
+    sealing: Sealing | None = None,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> CheckpointReport:
@@ -165,7 +179,7 @@ def verify_checkpoint(
 
     Args:
         store, name: where it is.
-        workers, on_progress: as `verify` takes them.
+        sealing, workers, on_progress: as `verify` takes them.
 
     Raises:
         CheckpointNotFoundError: it has no ``COMMIT``, so it never was a checkpoint.
@@ -175,7 +189,7 @@ def verify_checkpoint(
         raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")
     commit = root.history.commits.get(name)
     with _hashing(workers, on_progress, commit.size_bytes if commit else 0) as hashing:
-        return _check(store, root, name, hashing)
+        return _check(store, root, name, sealing, hashing)
 
 
 @contextlib.contextmanager
@@ -342,7 +356,9 @@ def _check_gaps(numbers: set[int], in_use: set[int], findings: Findings) -> None
 # --------------------------------------------------------------------------------- one checkpoint
 
 
-def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) -> CheckpointReport:
+def _check(
+    store: Store, root: _Root, name: CheckpointName, sealing: Sealing | None, hashing: Hashing
+) -> CheckpointReport:
     findings = Findings()
     commit = root.history.commits.get(name)
     if commit is None:
@@ -351,11 +367,17 @@ def _check(store: Store, root: _Root, name: CheckpointName, hashing: Hashing) ->
         _check_commit(root, commit, findings)
     manifest = _read_manifest(store, name, commit, findings)
     _check_names(store, name, manifest, findings)
+    is_closed = False
     if manifest is not None:
         _check_lineage(root, manifest, findings)
-        _check_files(store, manifest, findings, hashing)
+        contents = None
+        if commit is not None:
+            contents = _unlock(store, commit, manifest, sealing, findings)
+            is_closed = contents is None
+        _check_files(store, manifest, contents, findings, hashing)
     return CheckpointReport(
         name=name,
+        is_closed=is_closed,
         commit=commit,
         problems=findings.sorted(),
         file_count=findings.file_count,
@@ -450,7 +472,8 @@ def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, 
 
 
 def _may_belong(name: str) -> bool:
-    return name in _DOCUMENTS or layout.parse_shard_path(name) is not None or rank_of(name) is not None
+    plain = name.removesuffix(layout.SEALED)
+    return plain in _DOCUMENTS or layout.parse_shard_path(plain) is not None or rank_of(plain) is not None
 
 
 def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: Findings) -> None:
@@ -460,17 +483,61 @@ def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], fin
                 findings.add(f"{folder}/{name}", "unexpected", "it is no part of this checkpoint")
 
 
-def _check_files(store: Store, manifest: Manifest, findings: Findings, hashing: Hashing) -> None:
-    """Hash every file that the manifest lists, and hold what they say against each other."""
+def _unlock(
+    store: Store, commit: Commit, manifest: Manifest, sealing: Sealing | None, findings: Findings
+) -> OpenedCheckpoint | None:
+    """The checkpoint with what is needed to look into its files; None: they stay closed."""
+    opened = OpenedCheckpoint(store=store, commit=commit, manifest=manifest, sealing=sealing)
+    with findings.about(layout.data_key(manifest.name, layout.MANIFEST)):
+        if manifest.is_sealed != (commit.keyring is not None):
+            raise IntegrityError("COMMIT does not agree on whether the checkpoint is sealed")
+        check_sealed(manifest, sealing)
+    if not manifest.is_sealed:
+        return opened
+    folder = f"{manifest.name.folder}/{layout.KEYRINGS}/"
+    with findings.about(folder, absent="the checkpoint is sealed, and no keyring is there"):
+        _check_keyrings(store, commit)
+        if sealing is not None and opened.unlocked.keyring:
+            return opened
+    return None
+
+
+def _check_keyrings(store: Store, commit: Commit) -> None:
+    """Hold the first keyring against ``COMMIT``; a rotation may have replaced it, and left none of it."""
+    names = store.list_names(f"{commit.name.folder}/{layout.KEYRINGS}")
+    generations = sorted(filter(None, map(layout.parse_keyring_name, names)))
+    if not generations:
+        raise IntegrityError("the checkpoint is sealed, and no keyring is there")
+    if generations[0] != 1 or commit.keyring is None:
+        return
+    data = store.read(layout.keyring_key(commit.name, 1), limit_bytes=MAX_KEYRING_BYTES)
+    found = sha256_of(data)
+    if not found.matches(commit.keyring):
+        raise IntegrityError(f"the digest of 0001.json is {found}, and COMMIT pins {commit.keyring}")
+
+
+def _check_files(
+    store: Store,
+    manifest: Manifest,
+    opened: OpenedCheckpoint | None,
+    findings: Findings,
+    hashing: Hashing,
+) -> None:
+    """Hash every file that the manifest lists, and hold what they say against each other.
+
+    Args:
+        opened: looks into sealed files; None: what they hold is not looked at.
+    """
     consistency = Consistency(manifest)
+    is_closed = opened is None and manifest.is_sealed
     # The index first: it says what must stand in each shard.
-    records = sorted(manifest.files, key=lambda record: record.path != layout.INDEX)
+    records = sorted(manifest.files, key=lambda record: record.plain_path != layout.INDEX)
     hashed = hash_files(
         store,
         manifest,
         records,
         hashing,
-        keeps_whole=consistency.keeps_whole,
+        keeps_whole=(lambda _: False) if is_closed else consistency.keeps_whole,
         block_digests=consistency.block_digests,
     )
     for record, outcome in hashed:
@@ -478,7 +545,28 @@ def _check_files(store: Store, manifest: Manifest, findings: Findings, hashing: 
         with findings.about(key, absent=f"the manifest lists it, with {record.size_bytes} bytes"):
             data = outcome()
             findings.count(record.size_bytes)
+            if is_closed:
+                continue
+            if opened is not None and record.header is not None:
+                data = _content(opened, record, data, is_whole=consistency.keeps_whole(record))
             for problem in consistency.take(record, data):
                 findings.add(key, "damaged", problem)
-    for path, problem in consistency.conclude():
-        findings.add(layout.data_key(manifest.name, path), "damaged", problem)
+    for path, problem in () if is_closed else consistency.conclude():
+        stored = path if path == layout.MANIFEST else manifest.stored(path)
+        findings.add(layout.data_key(manifest.name, stored), "damaged", problem)
+
+
+def _content(opened: OpenedCheckpoint, record: FileRecord, stored: bytes, *, is_whole: bool) -> bytes:
+    """What a sealed file holds; of a shard its header."""
+    opener = opened.opener(record)
+    if is_whole:
+        return open_whole(opener, stored)
+    if layout.parse_shard_path(record.plain_path) is None:
+        return b""
+    key = layout.data_key(opened.name, record.path)
+    with SealedReader(opened.store.open_reader(key), opener) as reader:
+        first = bytearray(min(8, reader.size_bytes))
+        reader.read_into(0, memoryview(first))
+        header = bytearray(tensorfile.header_length(bytes(first), reader.size_bytes, record.plain_path))
+        reader.read_into(0, memoryview(header))
+    return bytes(header)

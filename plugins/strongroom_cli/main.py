@@ -107,7 +107,8 @@ def _carry_out(options: argparse.Namespace) -> int:
     from strongroom.config import load_policy
 
     # By every command, before anything is read: a policy that cannot be had is never passed over.
-    load_policy(options.security)
+    policy = load_policy(options.security)
+    options.sealing = policy.sealing if policy is not None else None
     if options.command == "ls":
         from strongroom_cli import ls
 

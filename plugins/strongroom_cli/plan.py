@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be restored: {history.damaged[name]}")
-    opened = open_checkpoint(store, commit)
+    opened = open_checkpoint(store, commit, options.sealing)
     standing = next(item for item in standings(history) if item.name == name)
     try:
         shares = shares_of(opened, options.ranks)

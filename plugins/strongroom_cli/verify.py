@@ -30,7 +30,9 @@ def run(options: argparse.Namespace) -> int:
         def show(progress: Progress) -> None:
             bar.show(progress.done_bytes, progress.total_bytes)
 
-        report = verify(store, step=options.step, everything=options.all, on_progress=show)
+        report = verify(
+            store, step=options.step, everything=options.all, sealing=options.sealing, on_progress=show
+        )
     if options.json:
         print_json(_to_json(report))
     else:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from strongroom.config import check_digest
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
+from strongroom.sealing import Sealing
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,9 +39,11 @@ class SecurityPolicy:
 
     Attributes:
         digest: ``"blake3"`` or ``"sha256"``; None: no opinion.
+        sealing: how files are sealed and opened; None: they are not.
     """
 
     digest: DigestAlgorithm | None = None
+    sealing: Sealing | None = None
 
     def __post_init__(self) -> None:
         if self.digest is not None:

@@ -22,6 +22,7 @@ from strongroom.errors import ConfigError
 
 class Policy:
     digest = "sha256"
+    sealing = None
 
 
 def test_a_given_policy_is_taken_as_it_is() -> None:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader
 
 from strongroom.catalog import Catalog
+from strongroom.config import load_policy
 from strongroom.decoding import Decoder
 from strongroom.errors import (
     CheckpointNotFoundError,
@@ -53,10 +54,16 @@ class StrongroomReader(StorageReader):
         root: the run's root.
         step: which checkpoint; or give it to ``dcp.load`` as ``checkpoint_id``; None: the
             newest. With several ranks give it, so that all read the same one.
+        security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
+            if it is set. Each rank unlocks a sealed checkpoint by itself.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | Store, *, step: int | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str] | Store, *, step: int | None = None, security: Any = None
+    ) -> None:
         super().__init__()
+        policy = load_policy(security)
+        self._sealing = policy.sealing if policy is not None else None
         self._root = root
         self._step = None if step is None else step_of(step)
         self._opened: OpenedCheckpoint | None = None
@@ -129,7 +136,7 @@ class StrongroomReader(StorageReader):
         commit = history.commits.get(name)
         if commit is None:
             raise IntegrityError(history.damaged[name])
-        opened = open_checkpoint(store, commit)
+        opened = open_checkpoint(store, commit, self._sealing)
         self._records = _Records(opened.index)
         self._values, mapping = _flat(opened.state)
         self._opened = opened

@@ -44,6 +44,7 @@ from strongroom.opened import encode_document
 from strongroom.parallel import run_all
 from strongroom.parts import producer
 from strongroom.saving import default_workers
+from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
@@ -67,12 +68,18 @@ class _Ticket:
     rank: int
     world_size: int
     values: tuple[tuple[str, tuple[Any, ...]], ...]
+    invitation: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What a rank tells the coordinator: its files, its part of the index, the values that it encoded."""
+    """What a rank tells the coordinator: its files, its part of the index, the values that it encoded.
 
+    Attributes:
+        keys: those of its sealed files, sealed to the coordinator's one-off key.
+    """
+
+    keys: bytes
     index: bytes
     records: tuple[FileRecord, ...]
     values: tuple[tuple[str, Node], ...]
@@ -110,7 +117,11 @@ class StrongroomWriter(StorageWriter):
         self._root = root
         self._step = None if step is None else step_of(step)
         self._parent = parent
-        self._algorithm: DigestAlgorithm = choose_digest(digest, load_policy(security))
+        policy = load_policy(security)
+        self._algorithm: DigestAlgorithm = choose_digest(digest, policy)
+        self._sealing = policy.sealing if policy is not None else None
+        self._one_off: OneOff | None = None
+        self._attempt_made: Attempt | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._clock = clock
         self._draw = draw
@@ -152,8 +163,10 @@ class StrongroomWriter(StorageWriter):
                 "never be the newest; StrongroomWriter(root, parent=STEP) goes back to an older one"
             )
         name = CheckpointName(launch=launch.launch, step=step, attempt=self._draw(ATTEMPT_HEX_DIGITS // 2))
+        self._one_off = self._sealing.one_off() if self._sealing is not None else None
         tickets = [
             _Ticket(
+                invitation=self._one_off.public if self._one_off is not None else b"",
                 launch=launch,
                 name=name,
                 parent=before,
@@ -182,7 +195,7 @@ class StrongroomWriter(StorageWriter):
         ticket = self._ticket
         if ticket is None:
             raise SaveError("finish() without a plan: this writer did not coordinate the save")
-        attempt = self._attempt(open_store(self._root), ticket)
+        attempt = self._attempt(ticket)
         written = [
             result.storage_data
             for rank_results in results
@@ -190,13 +203,18 @@ class StrongroomWriter(StorageWriter):
             if isinstance(result.storage_data, _Written)
         ]
         try:
+            if attempt.seal is not None:
+                attempt.seal.begin_wrapping()
+                for rank in written:
+                    if rank.keys:
+                        attempt.seal.take_over(rank.keys)
             committed = attempt.commit(self._finish(attempt, ticket, metadata, written))
         except StrongroomError:
             attempt.abort()
             raise
         self._newest = committed.ref
         self.committed = Checkpoint.of(committed.commit)
-        self._ticket = None
+        self._ticket = self._attempt_made = self._one_off = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -237,9 +255,20 @@ class StrongroomWriter(StorageWriter):
         self._used = {ticket.name}
         return ticket
 
-    def _attempt(self, store: Store, ticket: _Ticket) -> Attempt:
+    def _attempt(self, ticket: _Ticket) -> Attempt:
+        """The attempt of a ticket: one for what is written and what is committed, or keys would be lost."""
+        made = self._attempt_made
+        if made is None or made.name != ticket.name:
+            made = self._attempt_made = self._new_attempt(ticket)
+        return made
+
+    def _new_attempt(self, ticket: _Ticket) -> Attempt:
+        sealing, one_off = self._sealing, self._one_off if self._is_coordinator else None
+        if bool(ticket.invitation) != (sealing is not None):
+            raise ConfigError("some ranks seal and others do not; give every rank the same policy")
         return Attempt(
-            store,
+            open_store(self._root),
+            seal=None if sealing is None else sealing.seal_save(ticket.launch.run, ticket.name, one_off),
             launch=ticket.launch,
             name=ticket.name,
             parent=ticket.parent,
@@ -250,7 +279,7 @@ class StrongroomWriter(StorageWriter):
         )
 
     def _write(self, ticket: _Ticket, save_plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        attempt = self._attempt(open_store(self._root), ticket)
+        attempt = self._attempt(ticket)
         tensors = [item for item in save_plan.items if item.type is not WriteItemType.BYTE_IO]
         values = tuple(
             (item.index.fqn, _encode(planner, item))
@@ -281,7 +310,9 @@ class StrongroomWriter(StorageWriter):
             # The coordinator makes names durable when it commits; these were made by this process.
             attempt.make_durable()
         wholes = {name_of(item.index.fqn): _shape_of(item) for item in tensors}
+        is_handed = attempt.seal is not None and not self._is_coordinator
         told = _Written(
+            keys=attempt.seal.hand_over(ticket.invitation) if attempt.seal and is_handed else b"",
             index=encode_index(_part(wholes, shards, files), {}),
             records=tuple(file.record for file in files),
             values=values,
