@@ -122,7 +122,12 @@ class HpkePublicKey:
         self.id: Final = opaque_id(self.kind, key.public_bytes)
 
     def wrap(self, key: Secret, context: Context, *, within_s: float) -> bytes:
-        return self._suite.encrypt(key.reveal(), self._key.public, info=recipient_info(context))
+        try:
+            return self._suite.encrypt(key.reveal(), self._key.public, info=recipient_info(context))
+        except ValueError:  # a point of small order, which agrees on the same secret with everybody
+            raise ConfigError(
+                f"nothing can be sealed to {self.uri}: it is no public key in earnest"
+            ) from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r}, uri={self.uri!r})"
