@@ -155,7 +155,7 @@ class OpenedCheckpoint:
         if record.plain_bytes > limit_bytes:
             raise FormatError(f"{what} has {record.plain_bytes} bytes; at most {limit_bytes} are read")
         try:
-            data = self.store.read(layout.data_key(self.name, path), limit_bytes=record.size_bytes)
+            data = self.store.read(layout.data_key(self.name, record.path), limit_bytes=record.size_bytes)
         except ObjectNotFoundError:
             raise self.missing(record) from None
         except FormatError:
