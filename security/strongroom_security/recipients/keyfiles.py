@@ -120,15 +120,17 @@ def _read(path: Path, limit_bytes: int, flags: int) -> tuple[bytes, os.stat_resu
         if flags & os.O_NOFOLLOW and path.is_symlink():
             raise ConfigError(f"the key file {path} is a symbolic link; name the file itself") from None
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         # What is checked is the open file, so that it cannot be exchanged in between.
-        status = os.fstat(file.fileno())
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"the key file {path} is not a file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(limit_bytes + 1)
-        except OSError as error:
-            raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
     if len(data) > limit_bytes:
         raise ConfigError(f"the key file {path} is longer than {limit_bytes} bytes, so it holds no key")
     return data, status
