@@ -30,7 +30,7 @@ from strongroom.errors import (
     UnsupportedFormatError,
 )
 from strongroom.layout import CheckpointName
-from strongroom.manifest import FORMAT, check_run_id
+from strongroom.manifest import FORMAT, MAX_KEYRING_BYTES, check_run_id
 from strongroom_security.fields import Context
 from strongroom_security.recipients.base import MAX_WRAPPED_BYTES, check_id, check_kind
 
@@ -53,7 +53,7 @@ __all__ = [
 WrapMode = Literal["checkpoint", "direct"]
 """Whether recipients wrap one key, which wraps the files' keys, or each file's key."""
 
-KEYRING_BOUNDS: Final = Bounds(length_bytes=256 << 20, depth=4, items=8_000_000)
+KEYRING_BOUNDS: Final = Bounds(length_bytes=MAX_KEYRING_BYTES, depth=4, items=8_000_000)
 """As a manifest's: room for the keys of a million files."""
 
 MAX_RECIPIENTS: Final = 64
