@@ -1,9 +1,9 @@
-"""Protection of checkpoints: in this release, the policy file and nothing that it could switch on.
+"""Protection of checkpoints: the policy, and in this release sealing.
 
-Sealing, signing, roles and the audit log are not in this release. A policy that asks for them
-is refused: a run that was meant to be protected never goes on without.
+Signing, roles and the audit log are not in this release. A policy that asks for them is refused: a run
+that was meant to be protected never goes on without.
 """
 
-from strongroom_security.policy import SecurityPolicy
+from strongroom_security.policy import Seal, SecurityPolicy
 
-__all__ = ["SecurityPolicy"]
+__all__ = ["Seal", "SecurityPolicy"]
