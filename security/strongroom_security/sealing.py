@@ -203,6 +203,7 @@ class _SaveSeal:
         self._keys: dict[str, Secret] = {}
         self._checkpoint_key: CheckpointKey | None = None
         self._wraps: list[_Call[bytes]] = []
+        self._is_made = False
 
     def sealer(self, path: str) -> FloeSealer:
         """As `SaveSeal.sealer`.
@@ -255,6 +256,8 @@ class _SaveSeal:
 
     def keyring(self, paths: Collection[str], *, within_s: float) -> bytes:
         with self._lock:
+            if self._is_made:
+                raise SaveError(f"the keyring of {self._name} was made already, and its keys are gone")
             missing = sorted(set(paths) - self._keys.keys())
             keys = {path: self._keys[path] for path in sorted(paths) if path in self._keys}
         if missing:
@@ -277,7 +280,9 @@ class _SaveSeal:
             recipients=recipients,
             keys=wrapped,
         )
-        return document.encode()
+        data = document.encode()
+        self._forget()
+        return data
 
     def _under_checkpoint_key(
         self, keys: Mapping[str, Secret], deadline: float
@@ -317,6 +322,15 @@ class _SaveSeal:
             for recipient in self._recipients
         )
         return recipients, wrapped
+
+    def _forget(self) -> None:
+        """The keyring has them now; nothing here is to be found in a core dump later."""
+        with self._lock:
+            self._is_made = True
+            for key in self._keys.values():
+                key.wipe()
+            if self._checkpoint_key is not None:
+                self._checkpoint_key.secret.wipe()
 
     @property
     def _name(self) -> str:
