@@ -246,16 +246,20 @@ class AwsKms:
         self, operation: str, parameters: Callable[[], Mapping[str, Any]]
     ) -> tuple[Mapping[str, Any], _Failure | None]:
         exceptions = library("botocore.exceptions", extra="aws", whom=self.uri)
+        asked = parameters()
         try:
             call = getattr(self._client.get(), operation)
             with _hushed():
-                return call(**parameters()), None
+                return call(**asked), None
         except exceptions.ClientError as error:
             details = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             return {}, _Failure(str(details.get("Code", "")), str(details.get("Message", "")), status)
         except exceptions.BotoCoreError as error:
             return {}, _Failure(_kind_of(error, exceptions), str(error), 0)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # What boto3 comes to when an answer has not the form that it takes for granted.
+            return {}, _Failure("no answer of a KMS", type(error).__name__, 0)
 
     def _meaning(self, operation: str, failure: _Failure) -> Exception:
         told = f"{self.uri}: KMS answered {operation} with {failure.reason}"
