@@ -84,22 +84,12 @@ class Secret:
     def __repr__(self) -> str:
         return f"<Secret of {len(self._data)} bytes>"
 
+    # Formatting comes here too.
     def __str__(self) -> NoReturn:
         raise TypeError("a secret does not print; log what it is for instead")
 
-    def __format__(self, spec: str) -> NoReturn:
-        raise TypeError("a secret does not print; log what it is for instead")
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
+    # Pickling and copying ask for this, whatever the protocol.
+    def __getstate__(self) -> NoReturn:
         raise TypeError(
             "a secret is not pickled or copied; hand it over sealed, or pass the object itself on"
         )
-
-    def __getstate__(self) -> NoReturn:
-        self.__reduce_ex__(None)
-
-    def __copy__(self) -> NoReturn:
-        self.__reduce_ex__(None)
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__reduce_ex__(None)
