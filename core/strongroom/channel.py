@@ -79,6 +79,11 @@ class _Line:
         self.end: str | None = None
 
 
+_UNTIL_CLOSED: Final[set[_Line]] = set()
+"""Ways to stores that a `Checkpointer` left behind without closing them. If they ended with it, every
+other rank's client would complain on its standard error."""
+
+
 class Channel:
     """One rank's end. Keys are strings; every method ends within the time that it is given.
 
@@ -118,9 +123,14 @@ class Channel:
         """
         return Channel(self.rank, self.world_size, self._line)
 
+    def keep_until_closed(self) -> None:
+        """Keep the store though nobody holds this channel any more: others may still read there."""
+        _UNTIL_CLOSED.add(self._line)
+
     def close(self) -> None:
         """Let the connection go, once what was asked of it is done."""
         if self._process_id == os.getpid():
+            _UNTIL_CLOSED.discard(self._line)
             self._hang_up()
 
     def post(self, key: str, value: bytes, *, within_s: float = _ANSWER_S) -> None:
@@ -425,6 +435,8 @@ def open_channel(
             return _client(address, hosts)
 
     channel = Channel(rank, world_size, connect)
+    if rank == 0:
+        channel.keep_until_closed()
     channel.connect(min(within_s, _CONNECT_S))
     return channel
 

@@ -69,12 +69,13 @@ from strongroom.parts import fail_together, write_together
 from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
 from strongroom.restore import Restored, Source
 from strongroom.retention import RetentionPolicy
-from strongroom.saving import NO_PROVENANCE, Provenance, Stager, default_workers
+from strongroom.saving import NO_PROVENANCE, Provenance, Stager
 from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline
 from strongroom.turns import Turn, Turns
+from strongroom.workers import reading_workers, writing_workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -235,7 +236,7 @@ class Checkpointer:
         self._when_busy = when_busy
         self._clock = clock
         self._draw = draw
-        self._workers = default_workers()
+        self._workers = writing_workers()
         self._pace = Pace(max_bytes_per_second)
 
         self._catalog = Catalog(self._store)
@@ -661,7 +662,7 @@ class Checkpointer:
             sealing=self._sealing,
             ranks=self._ranks,
             timeout_s=self._timeout_s,
-            workers=self._workers,
+            workers=reading_workers(),
             emitter=self._emitter,
         )
         if result is None:

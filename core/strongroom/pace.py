@@ -52,6 +52,11 @@ class Pace:
         self._lock = threading.Lock()
         self._paid_until = -math.inf
 
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether nobody ever waits."""
+        return self._bytes_per_second is None
+
     def spend(self, length_bytes: int) -> None:
         """Return once so many more bytes may be written."""
         if self._bytes_per_second is None or length_bytes <= 0:

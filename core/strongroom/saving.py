@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,12 +32,10 @@ from strongroom.tree import Captured, Capturer
 from strongroom.values import MAX_DEPTH, Encoder, Node
 
 __all__ = [
-    "MAX_WORKERS",
     "NO_PROVENANCE",
     "Provenance",
     "StagedSave",
     "Stager",
-    "default_workers",
 ]
 
 _LOG: Final = logging.getLogger("strongroom")
@@ -47,14 +44,6 @@ _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types of tensors that are their own memory."""
 
 Write = Callable[[ShardLayout, Iterable[bytes | memoryview]], WrittenFile]
-
-MAX_WORKERS: Final = 4
-"""Threads that hash and write one rank's shards: more do not help one disk."""
-
-
-def default_workers() -> int:
-    """Threads for this machine."""
-    return max(1, min(MAX_WORKERS, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

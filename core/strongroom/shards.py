@@ -38,8 +38,11 @@ Buffer = bytes | bytearray | memoryview
 MIN_PART_BYTES: Final = 8 << 20
 """A rank's state is not split into parts smaller than this: a file costs an fsync."""
 
-WRITE_BYTES: Final = 4 * BLOCK_BYTES
-"""Handed to a store at once: a disk wants large writes, and a few MiB stay in the processor's cache."""
+WRITE_BYTES: Final = 16 * BLOCK_BYTES
+"""Handed to a store at once: a disk that is written to past the page cache wants large writes."""
+
+PACED_BYTES: Final = 4 * BLOCK_BYTES
+"""The same where writing is slowed down on purpose, so that it goes on evenly."""
 
 MAX_PART_ENTRIES: Final = 250_000
 """Keeps a part's header well below what stock safetensors reads."""
@@ -202,12 +205,13 @@ def write_file(
     if sealer is not None:
         pieces = sealer.seal(pieces, length_bytes=length_bytes)
         length_bytes = sealer.sealed_bytes(length_bytes)
+    step = WRITE_BYTES if pace is None or pace.is_unbounded else PACED_BYTES
     hasher = FileHasher(algorithm)
     with store.open_writer(layout.data_key(name, path), length_bytes=length_bytes) as writer:
         for piece in pieces:
             view = memoryview(piece).cast("B")
-            for start in range(0, len(view), WRITE_BYTES):
-                part = view[start : start + WRITE_BYTES]
+            for start in range(0, len(view), step):
+                part = view[start : start + step]
                 hasher.update(part)
                 if pace is not None:
                     pace.spend(len(part))

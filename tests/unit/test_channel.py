@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -195,6 +198,27 @@ channel._ask(lambda store: store.wait(["never"], timedelta(seconds=0.5)))
 def test_no_thread_comes_back_from_a_call_while_the_interpreter_ends() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_coordinator_whose_channel_was_dropped_unclosed_still_serves_the_others() -> None:
+    address: Future[bytes] = Future()
+
+    def share(data: bytes | None) -> bytes:
+        if data is not None:
+            address.set_result(data)
+        return address.result(10)
+
+    first = open_channel(0, 2, share)
+    second = open_channel(1, 2, share)
+    first.post("there", b"yes")
+    port = int(json.loads(address.result())["port"])
+    del first
+    gc.collect()
+    assert second.read("there", until=soon(), missing=gone) == b"yes"
+    second.post("late", b"word")
+    assert second.read("late", until=soon(), missing=gone) == b"word"
+    with socket.create_connection(("localhost", port), 1.0):
+        second.close()
 
 
 def test_where_nobody_listens_that_is_said_and_at_once() -> None:

@@ -32,9 +32,9 @@ from strongroom.fitting import difference
 from strongroom.index import Index, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.saving import default_workers
 from strongroom.stores.open import open_store
 from strongroom.values import Node
+from strongroom.workers import reading_workers
 
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
@@ -116,7 +116,7 @@ class StrongroomReader(StorageReader):
             if problem is not None:
                 raise StateMismatchError(f"{item.dest_index.fqn} has another dtype: {problem}")
             reads.append((item, target))
-        fetch(opened, reads, self._records, workers=default_workers(), touched=set())
+        fetch(opened, reads, self._records, workers=reading_workers(), touched=set())
         for item, target in reads:
             planner.commit_tensor(item, target)
         future: torch.futures.Future[None] = torch.futures.Future()

@@ -43,12 +43,12 @@ from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import encode_document
 from strongroom.parallel import run_all
 from strongroom.parts import producer
-from strongroom.saving import default_workers
 from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 from strongroom.values import Encoder, Node
+from strongroom.workers import writing_workers
 
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
@@ -289,7 +289,7 @@ class StrongroomWriter(StorageWriter):
         by_place = {(name_of(item.index.fqn), plan.spec_of(item).offsets): item for item in tensors}
         bound = binding(attempt.run, attempt.name)
         specs = [dataclasses.replace(plan.spec_of(item), tensor=name_of(item.index.fqn)) for item in tensors]
-        shards = lay_out(specs, rank=ticket.rank, parts=default_workers(), metadata=bound) if specs else []
+        shards = lay_out(specs, rank=ticket.rank, parts=writing_workers(), metadata=bound) if specs else []
         # A planner that copies from a device need not be safe to call from several threads.
         lock = threading.Lock()
 

@@ -40,6 +40,12 @@ def main(arguments: Sequence[str]) -> int:
         "--folder", type=Path, help="measure on the disk of this folder; by default the current one"
     )
     given = parser.parse_args(arguments)
+    if given.rounds is not None and given.rounds < 1:
+        parser.error(f"--rounds: expected 1 or more, got {given.rounds}")
+    for folder in (given.folder, given.json and given.json.parent):
+        # Before the minutes that it takes, and not after them.
+        if folder is not None and not folder.is_dir():
+            parser.error(f"{folder} is not a folder; create it first")
     scale = QUICK if given.quick else FULL
     if given.rounds is not None:
         scale = replace(scale, rounds=given.rounds)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from strongroom import Checkpointer
-from strongroom.saving import default_workers
+from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
 from strongroom_bench.measure import Contestant, interleave, seconds
 from strongroom_bench.scale import Scale
@@ -39,9 +39,10 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
     samples = _run_job(scale, folder)
     for name in ("ranks", "ranks-kept", "dcp-kept"):
         drop(folder / name)
-    words = setting(
-        f"{scale.state_words}, a quarter of each on each rank", f"{default_workers()} threads a rank"
+    threads = (
+        f"{writing_workers(ranks=WORLD_SIZE)} writing and {reading_workers(ranks=WORLD_SIZE)} reading threads"
     )
+    words = setting(f"{scale.state_words}, a quarter of each on each rank", f"{threads} a rank")
     figures = [
         beside(
             "stall of save, 4 ranks / one copy_ of each rank's part",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 
 from strongroom import Checkpointer
-from strongroom.saving import default_workers
+from strongroom.workers import reading_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
 from strongroom_bench.measure import Contestant, interleave, seconds
 from strongroom_bench.scale import Scale
@@ -20,7 +20,7 @@ _CACHE = "into tensors that are there, page cache warm for both"
 
 def measure(scale: Scale, folder: Path) -> list[Figure]:
     """Time restores of the large state, and of many small tensors."""
-    threads = f"{default_workers()} reading threads"
+    threads = f"{reading_workers()} reading threads"
     return [
         _compare(
             "wall of a verified restore / dcp.load",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strongroom.saving import default_workers
+from strongroom.workers import writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
 from strongroom_bench.measure import interleave
 from strongroom_bench.scale import Scale
@@ -51,7 +51,7 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
         stager.close()
     for each in (saver, with_sha256):
         each.checkpointer.close()
-    words = f"{scale.state_words}, {default_workers()} writing threads"
+    words = f"{scale.state_words}, {writing_workers()} writing threads"
     walls = fold(samples, "wall")
     return [
         beside(
