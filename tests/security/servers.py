@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -44,6 +44,8 @@ __all__ = [
     "silent_port",
     "softhsm",
 ]
+
+_T = TypeVar("_T")
 
 START_S = 60.0
 REGION = "eu-central-1"
@@ -119,6 +121,22 @@ def _bare_environment() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
 
 
+_RUNNING: dict[str, Any] = {}
+"""What runs already: each module that imports a fixture has its own, and all share one server."""
+
+
+@contextlib.contextmanager
+def _once(name: str, start: Callable[[contextlib.ExitStack], _T]) -> Iterator[_T]:
+    if name in _RUNNING:
+        yield _RUNNING[name]
+        return
+    with contextlib.ExitStack() as stack:
+        _RUNNING[name] = start(stack)
+        # The first user ends last: pytest takes a session's fixtures down in the opposite order.
+        stack.callback(_RUNNING.pop, name)
+        yield _RUNNING[name]
+
+
 class ServerError(Exception):
     """A server refused what a test asked of it as its administrator."""
 
@@ -187,27 +205,23 @@ def openbao(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenBaoServer]
     bao, root = _find_bao(), secrets.token_hex(16)
 
     def command(port: int) -> list[str]:
-        return [
-            bao,
-            "server",
-            "-dev",
-            "-dev-no-store-token",
-            f"-dev-root-token-id={root}",
-            f"-dev-listen-address=127.0.0.1:{port}",
-        ]
+        options = f"-dev -dev-no-store-token -dev-root-token-id={root} -dev-listen-address=127.0.0.1:{port}"
+        return [bao, "server", *options.split()]
 
-    process = _Process(
-        command,
-        lambda port: _answers(port, "/v1/sys/health"),
-        tmp_path_factory.mktemp("openbao") / "log",
-        _bare_environment(),
-    )
-    try:
+    def start(stack: contextlib.ExitStack) -> OpenBaoServer:
+        process = _Process(
+            command,
+            lambda port: _answers(port, "/v1/sys/health"),
+            tmp_path_factory.mktemp("openbao") / "log",
+            _bare_environment(),
+        )
+        stack.callback(process.stop)
         server = OpenBaoServer(port=process.port, root=root)
         server.do("POST", "sys/mounts/transit", {"type": "transit"})
+        return server
+
+    with _once("openbao", start) as server:
         yield server
-    finally:
-        process.stop()
 
 
 # A KMS
@@ -251,16 +265,18 @@ def kms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
     def command(port: int) -> list[str]:
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
 
-    process = _Process(
-        command,
-        lambda port: _answers(port, "/moto-api/data.json"),
-        tmp_path_factory.mktemp("kms") / "log",
-        _bare_environment(),
-    )
-    try:
-        yield Kms(port=process.port)
-    finally:
-        process.stop()
+    def start(stack: contextlib.ExitStack) -> Kms:
+        process = _Process(
+            command,
+            lambda port: _answers(port, "/moto-api/data.json"),
+            tmp_path_factory.mktemp("kms") / "log",
+            _bare_environment(),
+        )
+        stack.callback(process.stop)
+        return Kms(port=process.port)
+
+    with _once("kms", start) as server:
+        yield server
 
 
 # SoftHSM
@@ -274,15 +290,30 @@ class SoftHsm:
     folder: Path
     pin_file: Path
 
-    def token(self, label: str) -> str:
-        """Make a token, before the module is first used by this process; its label."""
+    def make_keys(self, *keys: tuple[str, str, bytes, dict[str, bool]]) -> None:
+        """Make AES-256 keys: token, label, id, and what is other than usual of their attributes.
+
+        By a process of its own, so that this one first sees the module as a training run would.
+        """
+        program = f"""
+import pkcs11
+usual = dict.fromkeys(("SENSITIVE", "WRAP", "UNWRAP", "ENCRYPT", "DECRYPT"), True) | {{"EXTRACTABLE": False}}
+for token, label, id, changes in {keys!r}:
+    template = {{pkcs11.Attribute[name]: value for name, value in {{**usual, **changes}}.items()}}
+    found = pkcs11.lib({self.module!r}).get_token(token_label=token)
+    with found.open(rw=True, user_pin={PIN!r}) as session:
+        session.generate_key(pkcs11.KeyType.AES, 256, label=label, id=id, store=True, template=template)
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=START_S)
+
+    def make_token(self, label: str) -> None:
+        """Make a token; what has the module loaded already need not see it."""
         subprocess.run(
             ["softhsm2-util", "--init-token", "--free", "--label", label, "--so-pin", SO_PIN, "--pin", PIN],
             check=True,
             capture_output=True,
             timeout=START_S,
         )
-        return label
 
 
 _MODULES = (
@@ -300,20 +331,24 @@ def softhsm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoftHsm]:
         cannot("SoftHSM is not installed; on Debian: apt-get install softhsm2")
     if importlib.util.find_spec("pkcs11") is None:
         cannot("python-pkcs11 is not installed; pip install 'strongroom[pkcs11]'")
-    folder = tmp_path_factory.mktemp("softhsm")
-    (folder / "tokens").mkdir()
-    settings = folder / "softhsm2.conf"
-    settings.write_text(
-        f"directories.tokendir = {folder / 'tokens'}\nobjectstore.backend = file\nlog.level = ERROR\n"
-    )
-    pin_file = folder / "pin"
-    pin_file.write_text(f"{PIN}\n")
-    pin_file.chmod(0o600)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SOFTHSM2_CONF", str(settings))
+
+    def start(stack: contextlib.ExitStack) -> SoftHsm:
+        folder = tmp_path_factory.mktemp("softhsm")
+        (folder / "tokens").mkdir()
+        settings = folder / "softhsm2.conf"
+        settings.write_text(
+            f"directories.tokendir = {folder / 'tokens'}\nobjectstore.backend = file\nlog.level = ERROR\n"
+        )
+        pin_file = folder / "pin"
+        pin_file.write_text(f"{PIN}\n")
+        pin_file.chmod(0o600)
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SOFTHSM2_CONF", str(settings))
         hsm = SoftHsm(module=module, folder=folder, pin_file=pin_file)
-        hsm.token("checkpoints")
-        hsm.token("spare")
+        hsm.make_token("checkpoints")
+        hsm.make_token("spare")
+        return hsm
+
+    with _once("softhsm", start) as hsm:
         yield hsm
 
 

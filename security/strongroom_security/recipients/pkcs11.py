@@ -80,6 +80,8 @@ _REFUSED: Final = frozenset(
         "KeyHandleInvalid",
         "PinExpired",
         "PinLocked",
+        "TokenNotPresent",
+        "TokenNotRecognised",
         "UserNotLoggedIn",
         "UserPinNotInitialized",
         *_PIN_REFUSED,
@@ -220,7 +222,7 @@ class Pkcs11:
                 f"{self.uri}: no PKCS #11 module is named; set {MODULE_VARIABLE} to the path of the token's "
                 "library"
             )
-        token = self._find_token(_open_module(pkcs11, path, self.uri))
+        token = self._find_token(pkcs11, _open_module(pkcs11, path, self.uri))
         session = self._log_in(pkcs11, token, path)
         try:
             yield session
@@ -228,8 +230,11 @@ class Pkcs11:
             with suppress(pkcs11.PKCS11Error):  # a session that cannot be closed is the token's to end
                 session.close()
 
-    def _find_token(self, module: Any) -> Any:
-        present = [slot.get_token() for slot in module.get_slots(token_present=True)]
+    def _find_token(self, pkcs11: Any, module: Any) -> Any:
+        present = []
+        for slot in module.get_slots(token_present=True):
+            with suppress(pkcs11.TokenNotPresent, pkcs11.TokenNotRecognised):  # pulled out, or not set up
+                present.append(slot.get_token())
         fitting = [token for token in present if self._fits(token)]
         if len(fitting) == 1:
             return fitting[0]

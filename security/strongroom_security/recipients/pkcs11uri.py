@@ -18,7 +18,7 @@ __all__ = ["TokenKeyUri"]
 _TOKEN: Final = ("manufacturer", "model", "serial", "token")
 _KEY: Final = ("id", "object")
 _ATTRIBUTE: Final = re.compile(
-    r"(?P<name>[a-z-]+)=(?P<value>(?:[A-Za-z0-9\-._~\[\]:@!$'()*+,=&/|]|%[0-9A-Fa-f]{2})*)"
+    r"(?P<name>[a-z-]+)=(?P<value>(?:[A-Za-z0-9\-._~\[\]:@!$'()*+,=&/|]|%[0-9A-Fa-f]{2})+)"
 )
 
 
