@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from strongroom.errors import ConfigError
 from strongroom.shards import ChunkSpec
+from strongroom.workers import local_ranks
 
 __all__ = ["MIN_BUDGET_BYTES", "Split", "available_bytes", "check_budget", "split"]
 
@@ -106,5 +107,4 @@ def available_bytes(
             found.append(int(limit) - used + int(statistics.get("inactive_file", 0)))
     if not found:
         return None
-    sharing = environment.get("LOCAL_WORLD_SIZE", "1")
-    return int(max(0, min(found)) * _USABLE) // max(1, int(sharing) if sharing.isdecimal() else 1)
+    return int(max(0, min(found)) * _USABLE) // local_ranks(environment)

@@ -15,6 +15,7 @@ from strongroom_cli.console import Bar, line, new_console, print_json
 __all__ = ["run"]
 
 _STATUSES: Final[dict[Verdict, int]] = {"whole": 0, "damaged": 1, "unverified": 4}
+_CLOSED: Final = "{count} verified as stored, and not opened: no policy here names keys"
 _STYLES: Final[dict[Verdict, str]] = {
     "whole": "bold green",
     "damaged": "bold red",
@@ -57,6 +58,12 @@ def _print(console: Console, report: Report) -> None:
                 soft_wrap=True,
             )
     console.print(line((report.verdict, _STYLES[report.verdict]), ": ", _summary(report)), soft_wrap=True)
+    closed = sum(checkpoint.is_closed for checkpoint in report.checkpoints)
+    if closed:
+        console.print(
+            line((_CLOSED.format(count=words.count(closed, "sealed checkpoint")), "yellow")),
+            soft_wrap=True,
+        )
     console.print(line((f"rollback protection: {report.rollback_protection}", "dim")), soft_wrap=True)
 
 
@@ -92,6 +99,7 @@ def _to_json(report: Report) -> dict[str, Any]:
                 "attempt": checkpoint.name.attempt,
                 "files": checkpoint.file_count,
                 "folder": checkpoint.name.folder,
+                "is_closed": checkpoint.is_closed,
                 "launch": checkpoint.name.launch,
                 "manifest_digest": str(checkpoint.commit.manifest) if checkpoint.commit else None,
                 "problems": [_problem_json(problem) for problem in checkpoint.problems],
