@@ -285,8 +285,8 @@ def test_verify_as_json_has_the_documented_members(strongroom: Strongroom, root:
     assert document["problems"] == []
     (checkpoint,) = document["checkpoints"]
     assert set(checkpoint) == {
-        "attempt", "files", "folder", "launch", "manifest_digest", "problems", "size_bytes", "step",
-        "verdict",
+        "attempt", "files", "folder", "is_closed", "launch", "manifest_digest", "problems", "size_bytes",
+        "step", "verdict",
     }  # fmt: skip
     (problem,) = checkpoint["problems"]
     assert set(problem) == {"file", "kind", "message"}
