@@ -176,8 +176,11 @@ class OpenBaoServer:
 
     def token(self, *paths: str) -> str:
         """A token that may update these paths and do nothing else."""
+        return self.token_by("\n".join(f'path "{path}" {{ capabilities = ["update"] }}' for path in paths))
+
+    def token_by(self, policy: str) -> str:
+        """A token with one policy and no other."""
         name = f"p{secrets.token_hex(8)}"
-        policy = "\n".join(f'path "{path}" {{ capabilities = ["update"] }}' for path in paths)
         self.do("PUT", f"sys/policies/acl/{name}", {"policy": policy})
         created = self.do(
             "POST",

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -383,6 +384,28 @@ def test_no_log_shows_a_key_when_everything_is_logged(arn: str, caplog: pytest.L
         assert base64.b64encode(b"its own").decode() in caplog.text
     for spelling in (key.reveal().hex(), base64.b64encode(key.reveal()).decode(), repr(key.reveal())):
         assert spelling not in logged
+
+
+# What the documentation says
+
+
+def test_the_policies_of_the_documentation_name_what_is_sent() -> None:
+    """That KMS carries them out, only the real one shows; here: they are JSON, and the names are ours."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "key-services.md").read_text(encoding="utf-8")
+    policies = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    assert len(policies) == 3
+    conditioned = set(re.findall(r"kms:EncryptionContext:(\w+)", json.dumps(policies)))
+    assert conditioned == {"strongroom", "run"}
+    assert conditioned <= set(CONTEXT.pairs())
+    actions = set(re.findall(r'"kms:(\w+)', json.dumps(policies)))
+    assert actions - {"EncryptionContext"} == {
+        "Encrypt",
+        "Decrypt",
+        "ReEncrypt",
+        "ReEncryptFrom",
+        "ReEncryptTo",
+        "GenerateDataKey",
+    }
 
 
 # What a policy may say

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -183,6 +184,29 @@ def test_a_rotator_rewraps_and_can_neither_open_nor_seal(
     assert recipient.unwrap(new, CONTEXT, within_s=WITHIN_S) == key
     with pytest.raises(NoKeyError, match="too old"):
         recipient.unwrap(old, CONTEXT, within_s=WITHIN_S)
+
+
+def test_the_policies_of_the_documentation_give_each_role_its_right_and_no_other(
+    openbao: OpenBaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "key-services.md").read_text(encoding="utf-8")
+    policies = dict(re.findall(r'```hcl title="(\w+)\.hcl"\n(.*?)```', page, re.DOTALL))
+    assert set(policies) == {"writer", "reader", "rotator"}
+    recipient, key = OpenBao(openbao.key("ckpt", derived=True)), Secret.draw()
+    wrapped = recipient.wrap(key, CONTEXT, within_s=WITHIN_S)
+    calls = {
+        "writer": lambda: recipient.wrap(key, CONTEXT, within_s=WITHIN_S),
+        "reader": lambda: recipient.unwrap(wrapped, CONTEXT, within_s=WITHIN_S),
+        "rotator": lambda: recipient.rewrap(wrapped, CONTEXT, recipient, within_s=WITHIN_S),
+    }
+    for role, policy in policies.items():
+        monkeypatch.setenv("BAO_TOKEN", openbao.token_by(policy))
+        for name, call in calls.items():
+            if name == role:
+                call()
+            else:
+                with pytest.raises(NoKeyError):
+                    call()
 
 
 def test_a_rewrap_stays_bound_to_its_context(openbao: OpenBaoServer, derived: str) -> None:
