@@ -27,6 +27,7 @@ from strongroom.index import Index, TensorRecord
 from strongroom.keypath import Path, key_path
 from strongroom.modules import ModuleState, is_extra, read_module
 from strongroom.optim import NamedParameters, OptimizerState
+from strongroom.overlaps import overlapping, put_together
 from strongroom.rebuild import Rebuilder, set_generator
 from strongroom.selection import Selection
 from strongroom.template import holds_fillable, value_at
@@ -84,6 +85,7 @@ class Filling:
     in_place: set[str] = field(default_factory=set)
     replaceable: set[str] = field(default_factory=set)
     missing_per_rank: list[str] = field(default_factory=list)
+    _apart: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     _loads: list[_Load] = field(default_factory=list)
     _build: Callable[[], Any] = lambda: None
     _decoded: list[tuple[_Load, Any]] = field(default_factory=list)
@@ -96,14 +98,30 @@ class Filling:
         ``load_state_dict``.
 
         Raises:
-            StateError: a value cannot be built.
+            StateError: a value cannot be built; or, as `StateMismatchError`, tensors that share memory
+                cannot all be filled.
             FormatError: a document is not what it should be.
         """
+        clashing = put_together(self._apart)
+        if clashing:
+            raise StateMismatchError(
+                f"{', '.join(clashing[:20])}: your tensors share some of their memory, and the checkpoint holds "
+                "different values for what they share; give each memory of its own",
+                different=clashing,
+            )
         with _bounded_depth():
             self._state = self._build()
             ordered = sorted(self._loads, key=lambda load: load.order)
             self._decoded = [(load, load.decode()) for load in ordered]
         return self._state
+
+    def set_apart(self) -> None:
+        """Have the caller's tensors that share some of their memory filled one by one, elsewhere."""
+        for name in sorted(overlapping(self.targets, self.in_place)):
+            target = self.targets[name]
+            value = torch.empty_like(target, memory_format=torch.contiguous_format)
+            self._apart[name] = target, value
+            self.targets[name] = value
 
     def load(self) -> Any:
         """Load what was decoded: modules, optimizers, the rest. Returns the caller's state.
@@ -148,6 +166,7 @@ def match(
     with _bounded_depth():
         matcher.filling._build = matcher.visit({} if template is None else template, document, ())
     matcher.check()
+    matcher.filling.set_apart()
     return matcher.filling
 
 

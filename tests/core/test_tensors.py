@@ -432,3 +432,31 @@ def test_a_numpy_scalar_stays_one(scalar: Any, round_trip: Any) -> None:
     found = round_trip({"s": scalar})["s"]
     assert type(found) is type(scalar)
     assert found.tobytes() == scalar.tobytes()
+
+
+def test_a_matrix_and_its_first_row_are_filled_in_the_memory_that_they_share(begin: Any, root: Path) -> None:
+    matrix = torch.arange(12.0).reshape(3, 4)
+    begin(root).save(1, {"matrix": matrix, "row": matrix[0], "column": matrix[:, 1]}).result()
+    here = torch.zeros(3, 4)
+    state = {"matrix": here, "row": here[0], "column": here[:, 1]}
+    restored = begin(root).restore(state)
+    assert torch.equal(here, matrix)
+    assert restored.state["row"] is state["row"]
+
+
+def test_tensors_that_share_memory_for_which_the_checkpoint_holds_different_values_are_an_error(
+    begin: Any, root: Path
+) -> None:
+    begin(root).save(1, {"matrix": torch.zeros(3, 4), "row": torch.ones(4)}).result()
+    here = torch.full((3, 4), 7.0)
+    with pytest.raises(StateMismatchError, match="share some of their memory") as caught:
+        begin(root).restore({"matrix": here, "row": here[0]})
+    assert set(caught.value.different) <= {"matrix", "row"}
+    assert "Your tensors hold step 1" in str(caught.value)
+
+
+def test_neighbours_in_one_memory_share_nothing(begin: Any, root: Path) -> None:
+    begin(root).save(1, {"left": torch.ones(3, 2), "right": torch.zeros(3, 2)}).result()
+    here = torch.full((3, 4), 7.0)
+    begin(root).restore({"left": here[:, :2], "right": here[:, 2:]})
+    assert torch.equal(here, torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat(3, 1))
