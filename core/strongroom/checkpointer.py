@@ -33,6 +33,7 @@ from strongroom.config import (
     choose_digest,
     load_policy,
 )
+from strongroom.course import Source
 from strongroom.dryrun import RestorePlan, plan_newest
 from strongroom.errors import (
     ClosedError,
@@ -66,8 +67,8 @@ from strongroom.messages import Message
 from strongroom.ownership import Owners
 from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
-from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
-from strongroom.restore import Restored, Source
+from strongroom.ranks import Ranks, Verdict, check_same_call, name_ranks
+from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
 from strongroom.selection import Selection
@@ -411,7 +412,7 @@ class Checkpointer:
             return Message(members={"call": "prepare", "step": None, **looked.members}, pieces=looked.pieces)
 
         def decide(said: list[Message]) -> Verdict:
-            self._check_same([(message.members["call"], message.members["step"]) for message in said])
+            check_same_call(_calls(said), "deciding")
             generation, told = self._owners.decide(said)
             return Verdict(
                 shared=Message(members={"generation": generation, "run": self._turns.likely_run()}), own=told
@@ -460,8 +461,7 @@ class Checkpointer:
 
     def _decide(self, said: list[Message]) -> Verdict:
         """The coordinator's decision on a save."""
-        calls = [(message.members["call"], message.members["step"]) for message in said]
-        self._check_same(calls)
+        check_same_call(_calls(said), "deciding")
         for member, words in (("digest", _digest_words), ("is_sealed", _sealing_words)):
             found = [message.members[member] for message in said]
             odd = [rank for rank, value in enumerate(found) if value != found[0]]
@@ -489,17 +489,6 @@ class Checkpointer:
             self._one_off = self._sealing.one_off()
             pieces["invitation"] = self._one_off.public
         return Verdict(shared=Message(members=members, pieces=pieces), own=told)
-
-    def _check_same(self, calls: Sequence[tuple[str, Any]]) -> None:
-        """Raise RanksDisagreeError where ranks were not called alike."""
-        differing = [rank for rank, call in enumerate(calls) if call != calls[0]]
-        if differing:
-            raise RanksDisagreeError(
-                f"{name_calls([_words(call) for call in calls])}: all ranks must make the same calls in the "
-                "same order",
-                ranks=differing,
-                phase="deciding",
-            )
 
     def _earlier(self, step: int) -> SaveHandle | None:
         """The handle of a save of this step that has not failed."""
@@ -810,9 +799,10 @@ def _sealing_words(is_sealed: bool) -> str:
     return "seals" if is_sealed else "does not seal"
 
 
-def _words(call: tuple[str, Any]) -> str:
-    name, step = call
-    return f"{name}(step={step})" if step is not None else f"{name}()"
+def _calls(said: Sequence[Message]) -> list[str]:
+    """What each rank was called for, in words."""
+    calls = [(message.members["call"], message.members["step"]) for message in said]
+    return [f"{name}(step={step})" if step is not None else f"{name}()" for name, step in calls]
 
 
 def _check_step(step: Any) -> int:

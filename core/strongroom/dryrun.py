@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout
 from strongroom.catalog import Checkpoint, History
+from strongroom.course import Source, check_origin
 from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import IntegrityError, NoWholeCheckpointError, StateMismatchError
 from strongroom.fill import Filling, match
@@ -27,7 +28,6 @@ from strongroom.metadata import narrowed
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.plan import chunk_of, plan_read
 from strongroom.ranks import Ranks
-from strongroom.restore import Source, check_origin
 from strongroom.sealing import Sealing
 from strongroom.selection import Selection
 

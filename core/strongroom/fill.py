@@ -105,8 +105,8 @@ class Filling:
         clashing = put_together(self._apart)
         if clashing:
             raise StateMismatchError(
-                f"{', '.join(clashing[:20])}: your tensors share some of their memory, and the checkpoint holds "
-                "different values for what they share; give each memory of its own",
+                f"{', '.join(clashing[:20])}: your tensors share some of their memory, and the checkpoint "
+                "holds different values for what they share; give each memory of its own",
                 different=clashing,
             )
         with _bounded_depth():

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.errors import ConfigError, RanksError, RanksMissingError
 from strongroom.messages import Message
-from strongroom.rounds import LAST_WORD_S, Round, Verdict, name_calls, name_ranks, wait_for_count
+from strongroom.rounds import LAST_WORD_S, Round, Verdict, check_same_call, name_ranks, wait_for_count
 
 if TYPE_CHECKING:
     from strongroom.channel import Channel
 
-__all__ = ["Lane", "Ranks", "Verdict", "name_calls", "name_ranks"]
+__all__ = ["Lane", "Ranks", "Verdict", "check_same_call", "name_ranks"]
 
 _MEETING_S: Final = 60.0
 

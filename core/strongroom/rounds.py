@@ -18,7 +18,15 @@ from strongroom.messages import Message, error_members, error_of
 if TYPE_CHECKING:
     from strongroom.channel import Channel
 
-__all__ = ["LAST_WORD_S", "Round", "Verdict", "name_calls", "name_ranks", "wait_for_count"]
+__all__ = [
+    "LAST_WORD_S",
+    "Round",
+    "Verdict",
+    "check_same_call",
+    "name_calls",
+    "name_ranks",
+    "wait_for_count",
+]
 
 _MOST_GRACE_S: Final = 10.0
 _LEAST_GRACE_S: Final = 1.0
@@ -65,6 +73,22 @@ def name_calls(calls: Sequence[str]) -> str:
     if more:
         words.append(f"{name_ranks(more)} called otherwise")
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def check_same_call(calls: Sequence[str], phase: str) -> None:
+    """Raise RanksDisagreeError where ranks were not called alike.
+
+    Args:
+        calls: of every rank, in words.
+        phase: what they were doing.
+    """
+    differing = [rank for rank, call in enumerate(calls) if call != calls[0]]
+    if differing:
+        raise RanksDisagreeError(
+            f"{name_calls(calls)}: all ranks must make the same calls, with the same step, in the same order",
+            ranks=differing,
+            phase=phase,
+        )
 
 
 def wait_for_count(channel: Channel, key: str, count: int, bound_s: float) -> None:

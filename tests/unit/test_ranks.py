@@ -26,7 +26,8 @@ from strongroom.errors import (
     StoreFullError,
 )
 from strongroom.messages import Message
-from strongroom.ranks import Ranks, Verdict, name_calls, name_ranks
+from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.rounds import name_calls
 
 Act = Callable[[Ranks], Any]
 

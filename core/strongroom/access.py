@@ -1,0 +1,108 @@
+"""How a sealed checkpoint is opened on every rank of a job, though one rank alone unlocks it.
+
+It owns which rank is handed which keys, and when: those of the index and the documents with the
+decision to try a checkpoint, those of shards once a rank has said which it reads. No round of talk is
+made for it; keys travel with what `strongroom.restore` agrees on, sealed to each rank's one-off key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from strongroom import layout
+from strongroom.manifest import Commit
+from strongroom.messages import Message
+from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.ranks import Ranks
+from strongroom.sealing import Sealing, Unlocked
+from strongroom.stores.base import Store
+
+__all__ = ["Access"]
+
+
+class Access:
+    """How a sealed checkpoint is opened on every rank, though one alone unlocks it.
+
+    On the coordinator it holds the keys of the checkpoint that is tried, and hands each rank those
+    of the files that it is about to read; on another rank, what it was handed.
+    """
+
+    def __init__(self, sealing: Sealing | None, ranks: Ranks) -> None:
+        self._sealing = sealing
+        self._ranks = ranks
+        self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
+        self._publics: list[bytes] = []
+        self._unlocked: Unlocked | None = None
+        self._handed = b""
+
+    def introduce(self) -> dict[str, bytes]:
+        """What this rank lets others seal keys to."""
+        return {"public": self._own.public} if self._own is not None else {}
+
+    def meet(self, said: Sequence[Message]) -> None:
+        """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
+        self._publics = [message.pieces.get("public", b"") for message in said]
+
+    def unlock(self, store: Store, commit: Commit) -> dict[int, Message]:
+        """On the coordinator: unlock a checkpoint, and what each rank needs to hold it against its state.
+
+        Raises:
+            IntegrityError: it is damaged, or not sealed where it should be.
+            NoKeyError, KeyServiceError: it cannot be unlocked here.
+        """
+        self._unlocked = None
+        if self._sealing is None or self._ranks.is_alone or commit.keyring is None:
+            # A rank that is alone unlocks when it first needs a key.
+            return {}
+        opened = open_checkpoint(store, commit, self._sealing)
+        self._unlocked = opened.unlocked
+        told = {}
+        for rank in range(1, self._ranks.world_size):
+            paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))
+            told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
+        return told
+
+    def hand(self, said: Sequence[Message]) -> dict[int, Message]:
+        """On the coordinator: the keys of what each rank said that it reads."""
+        if self._unlocked is None:
+            return {}
+        return {
+            rank: self._hand(rank, message.members["files"])
+            for rank, message in enumerate(said)
+            if rank and message.members.get("files")
+        }
+
+    def _hand(self, rank: int, paths: Sequence[str]) -> Message:
+        public = self._publics[rank]
+        if not public or self._unlocked is None:
+            # That rank has no policy, and says so itself when it finds the checkpoint sealed.
+            return Message()
+        return Message(pieces={"keys": self._unlocked.hand_over(public, paths)})
+
+    def begin(self, own: Message) -> None:
+        """What this rank was handed for a checkpoint that is tried now."""
+        self._handed = own.pieces.get("keys", b"")
+        if not self._ranks.is_coordinator:
+            self._unlocked = None
+
+    def add(self, own: Message) -> None:
+        """Further keys for it."""
+        handed = own.pieces.get("keys", b"")
+        if handed and self._unlocked is not None and self._own is not None:
+            self._unlocked.take_over(self._own, handed)
+
+    def open(self, store: Store, commit: Commit) -> OpenedCheckpoint:
+        """Open the checkpoint with what this rank has.
+
+        Raises:
+            IntegrityError, NoKeyError, KeyServiceError, StoreError: it cannot be.
+        """
+        opened = open_checkpoint(store, commit, self._sealing)
+        if opened.manifest.is_sealed and self._sealing is not None and not self._ranks.is_alone:
+            if self._unlocked is None and self._own is not None:
+                self._unlocked = self._sealing.locked(opened.manifest)
+                if self._handed:
+                    self._unlocked.take_over(self._own, self._handed)
+            return replace(opened, keys=self._unlocked)
+        return opened

@@ -1,0 +1,208 @@
+"""Which checkpoint a restore takes: the coordinator's decisions, from what every rank says of each step.
+
+It owns the order in which checkpoints are tried, what counts as damage and what does not, and how far
+back a restore may go. What a rank does at each step is `strongroom.restore`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strongroom.access import Access
+from strongroom.catalog import History
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    IntegrityError,
+    NoWholeCheckpointError,
+    ObjectNotFoundError,
+    RollbackError,
+    StateMismatchError,
+)
+from strongroom.events import CheckpointSkipped, Emitter
+from strongroom.layout import CheckpointName
+from strongroom.messages import Message
+from strongroom.ranks import Verdict, check_same_call, name_ranks
+from strongroom.stores.base import Store
+
+__all__ = ["Course", "Source", "check_origin"]
+
+_MAX_LOOKS: Final = 20
+"""How often a root is looked at anew because retention took away what was being read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A root that a restore may read.
+
+    Attributes:
+        store: the root.
+        read_history: what it holds now.
+        is_other: whether it is another run's, which this one may begin from.
+    """
+
+    store: Store
+    read_history: Callable[[], History]
+    is_other: bool = False
+
+
+class Course:
+    """What the coordinator knows of a restore: what was tried, and what comes next."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        access: Access,
+        max_fallback: int,
+        accept_older: bool,
+        emitter: Emitter,
+    ) -> None:
+        self.step: int | None = None
+        self.own_damage: IntegrityError | None = None
+        self._sources = sources
+        self._access = access
+        self._source = 0
+        self._max_fallback = max_fallback
+        self._accept_older = accept_older
+        self._emitter = emitter
+        self._looks = 0
+        self._skipped: list[tuple[int, str]] = []
+        self._trying: CheckpointName | None = None
+        self._has_matched = False
+
+    def begin(self, said: list[Message]) -> Verdict:
+        """The first decision, from every rank's digest of the run record."""
+        self._access.meet(said)
+        steps = [message.members["step"] for message in said]
+        check_same_call([f"restore(step={step})" for step in steps], "looking for a checkpoint")
+        for number, source in enumerate(self._sources):
+            seen = [message.members["roots"][number : number + 1] for message in said]
+            elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
+            if elsewhere:
+                raise ConfigError(
+                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.store.uri}: the "
+                    "root must be one place for all ranks, such as a shared file system"
+                )
+        return self._look()
+
+    def decide(self, said: list[Message]) -> Verdict:
+        """The next decision, from how the last step went on every rank."""
+        name = self._trying
+        if name is None:
+            raise StateMismatchError("a rank took a step of a restore that was not decided")
+        damaged = {
+            rank: text for rank, message in enumerate(said) if (text := message.members.get("damaged"))
+        }
+        if not damaged:
+            if not self._has_matched:
+                self._has_matched = True
+                return Verdict(shared=Message(members={"do": "read"}), own=self._access.hand(said))
+            is_superseded = name not in self._history.line.newest_first
+            return _do("load", skipped=self._skipped, is_superseded=is_superseded)
+        if (
+            self._looks < _MAX_LOOKS
+            and name in self._history.commits
+            and _is_gone(self._sources[self._source].store, name)
+        ):
+            return self._look()
+        blind = [rank for rank, message in enumerate(said) if message.members.get("is_blind")]
+        if blind:
+            uri = self._sources[self._source].store.uri
+            raise ConfigError(
+                f"{name_ranks(blind)} cannot see {name.commit_key} at {uri}, which rank 0 has read: the root "
+                "must be one place for all ranks, such as a shared file system"
+            )
+        rank, reason = next(iter(damaged.items()))
+        error = self.own_damage if rank == 0 else None
+        self._skip(name, reason if rank == 0 else f"{reason} (found by rank {rank})", error)
+        return self._next()
+
+    def _look(self) -> Verdict:
+        """Look at the root, anew where a checkpoint went away while it was read."""
+        self._looks += 1
+        self._skipped = []
+        for number, source in enumerate(self._sources):
+            self._source, self._history = number, source.read_history()
+            # A step is one of this run: another run's has no part in its line.
+            if self._history.has_commits or self.step is not None:
+                break
+        else:
+            check_origin(self._sources)
+            return _do("nothing")
+        if self.step is not None:
+            self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self.step),))
+        else:
+            self._candidates = iter(self._history.line.newest_first)
+        return self._next()
+
+    def _next(self) -> Verdict:
+        for name in self._candidates:
+            self._trying, self._has_matched = name, False
+            if name in self._history.commits:
+                commit = self._history.commits[name]
+                try:
+                    own = self._access.unlock(self._sources[self._source].store, commit)
+                except IntegrityError as error:
+                    if self._looks < _MAX_LOOKS and _is_gone(self._sources[self._source].store, name):
+                        return self._look()
+                    self._skip(name, str(error), error)
+                    continue
+                members = {"do": "try", "source": self._source}
+                return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
+            self._skip(name, self._history.damaged[name], None)
+        line = self._history.line
+        if line.broken is not None:
+            self._skipped.append((line.newest_first[-1].step, f"what is older cannot be told: {line.broken}"))
+        raise NoWholeCheckpointError(
+            f"checkpoints were committed here, and none is whole: {_reasons(self._skipped)}",
+            reasons=self._skipped,
+        )
+
+    def _skip(self, name: CheckpointName, reason: str, error: IntegrityError | None) -> None:
+        """Go on without a damaged checkpoint, where that is allowed."""
+        self.own_damage = None
+        if self.step is not None:
+            raise error or IntegrityError(reason)
+        self._skipped.append((name.step, reason))
+        run = self._history.run.run if self._history.run else ""
+        self._emitter.emit(CheckpointSkipped(run=run, step=name.step, reason=reason))
+        if len(self._skipped) > self._max_fallback and not self._accept_older:
+            raise RollbackError(
+                f"the newest {len(self._skipped)} checkpoints are damaged, and max_fallback allows to skip "
+                f"{self._max_fallback}: {_reasons(self._skipped)}. Copy them again from another tier, or "
+                "pass accept_older=True to go back further",
+                reasons=self._skipped,
+            )
+
+
+def check_origin(sources: Sequence[Source]) -> None:
+    """Raise CheckpointNotFoundError where another run was named to begin from, and it has no checkpoint.
+
+    To begin anew instead would be a training that nobody asked for, and nobody would notice.
+    """
+    for source in sources:
+        if source.is_other:
+            raise CheckpointNotFoundError(
+                f"init_from names {source.store.uri}, where no checkpoint is committed; look at its "
+                "spelling, or leave it out to begin anew"
+            )
+
+
+def _do(action: str, **members: Any) -> Verdict:
+    return Verdict(shared=Message(members={"do": action, **members}))
+
+
+def _is_gone(store: Store, name: CheckpointName) -> bool:
+    """Whether a checkpoint was removed, which takes its ``COMMIT`` first."""
+    try:
+        store.stat(name.commit_key)
+    except ObjectNotFoundError:
+        return True
+    return False
+
+
+def _reasons(skipped: Sequence[tuple[int, str]]) -> str:
+    return "; ".join(f"step {step}: {reason}" for step, reason in skipped)
