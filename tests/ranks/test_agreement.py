@@ -132,7 +132,7 @@ def test_different_digests_are_refused(run: Any, tmp_path: Path) -> None:
     (outcomes,) = run(jobs.different_digests, tmp_path)
     for told in outcomes:
         assert told.error == "ConfigError"
-        assert "rank 0 computes blake3 digests and rank 1 sha256" in told.text
+        assert "rank 0 computes blake3 digests and rank 1 computes sha256" in told.text
 
 
 def test_all_skip_where_one_is_busy(crews: Crews, tmp_path: Path) -> None:
