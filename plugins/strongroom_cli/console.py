@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -79,32 +81,41 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 class Bar:
-    """A progress bar on standard error, if that is a terminal and the work takes long enough."""
+    """A progress bar on standard error, if that is a terminal and the work takes long enough.
 
-    def __init__(self, doing: str) -> None:
+    Args:
+        doing: in a word.
+        counts: the work is counted in pieces; otherwise in bytes.
+    """
+
+    def __init__(self, doing: str, *, counts: bool = False) -> None:
         self._doing = doing
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._began = time.monotonic()
         if sys.stderr.isatty():
+            amounts: list[ProgressColumn] = (
+                [MofNCompleteColumn()]
+                if counts
+                else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+            )
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
+                *amounts,
                 TimeRemainingColumn(),
                 console=Console(file=sys.stderr, highlight=False, markup=False, emoji=False),
                 transient=True,
             )
 
-    def show(self, done_bytes: int, total_bytes: int) -> None:
+    def show(self, done: int, total: int) -> None:
         """Tell how far the work is; from any thread, one at a time."""
         if self._progress is None or time.monotonic() - self._began < _PATIENCE_S:
             return
         if self._task is None:
-            self._task = self._progress.add_task(printable(self._doing), total=total_bytes)
+            self._task = self._progress.add_task(printable(self._doing), total=total)
             self._progress.start()
-        self._progress.update(self._task, completed=done_bytes, total=total_bytes)
+        self._progress.update(self._task, completed=done, total=total)
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from strongroom.errors import (
     IntegrityError,
     StrongroomError,
 )
+from strongroom_cli.keys_arguments import add_keys
 from strongroom_cli.words import printable
 
 __all__ = [
@@ -104,6 +105,10 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _carry_out(options: argparse.Namespace) -> int:
+    if options.command == "keys":
+        from strongroom_cli import keys
+
+        return keys.run(options)
     from strongroom.config import load_policy
 
     # By every command, before anything is read: a policy that cannot be had is never passed over.
@@ -155,7 +160,7 @@ def _trace() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="strongroom",
-        description="Look at a run's checkpoints, and verify them.",
+        description="Look at a run's checkpoints, verify them, and say who can open them.",
         epilog="Exit status: 0 whole, 1 damaged, 2 not used correctly, 3 not found, 4 denied or unreadable.",
     )
     parser.add_argument("--version", action="version", version=f"strongroom {__version__}")
@@ -181,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     chosen = verify.add_mutually_exclusive_group()
     chosen.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
     chosen.add_argument("--all", action="store_true", help="every committed checkpoint")
+
+    add_keys(commands, _command, _natural)
     return parser
 
 

@@ -181,7 +181,8 @@ class SecurityPolicy:
         if self.sealing is not None:
             raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
         object.__setattr__(self, "sealing", self.seal.sealing())
-        public = [recipient.uri for recipient in self.seal.recipients if recipient.kind.startswith("hpke-")]
+        keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)
+        public = {key.uri: None for key in keys if key.kind.startswith("hpke-")}
         if public:
             _warn_of_forgers(tuple(public))
 
@@ -212,9 +213,10 @@ class SecurityPolicy:
 @cache  # once a process and set of keys, and not once for every checkpointer
 def _warn_of_forgers(public: tuple[str, ...]) -> None:
     _LOG.warning(
-        "the policy seals to public keys (%s) and verifies no signatures: whoever knows a public key and can "
-        "write to the storage can put a sealed checkpoint of their own there, and it will be restored. Let "
-        "nobody but the writers write to the storage, or seal to a key that is secret",
+        "the policy has keys with a public half (%s) and verifies no signatures: whoever knows that half and "
+        "can write to the storage can put a sealed checkpoint of their own there, and where the private half "
+        "is, it is restored. Let nobody but the writers write to the storage, or restore by secret keys "
+        "alone",
         ", ".join(public),
     )
 

@@ -26,18 +26,14 @@ def line_of(text: str, at: Sequence[str], element: str | None = None) -> int | N
         element: a text within the member's value: then the line on which it stands, if there is one.
     """
     header: tuple[str, ...] = ()
-    enclosing: int | None = None
     for number, statement, parsed in _statements(text):
         if statement.lstrip().startswith("["):
             header = _names(parsed)
-            if header == tuple(at):
+            if at and header[: len(at)] == tuple(at):  # or a part of it, by which it is there as well
                 return number
-            # An inline table, or a section that only its parts show, has no better line.
-            if enclosing is None and header[: len(at)] == tuple(at):
-                enclosing = number
         elif _holds(_within(header, parsed), at):
             return number + _offset(statement, element)
-    return enclosing
+    return None
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
