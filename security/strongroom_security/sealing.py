@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvelopeSealing"]
 
 _WITHIN_S: Final = 30.0
-"""How long one keeper of keys may take. A call to a key service takes milliseconds; the rest is retries."""
+"""How long one call may take. A key service answers in milliseconds; the rest is for its repetition."""
 
 _GRACE_S: Final = 1.0
 """A keeper ends its own call; one that does not is left behind this much later."""
@@ -77,7 +77,7 @@ class EnvelopeSealing:
         identities: who may open besides those recipients that can.
         wrap: ``"checkpoint"``, or ``"direct"``: each recipient wraps every file's key by itself.
         unsealed_names: names of checkpoints' folders that may be unsealed; ``*`` and ``?`` as in a shell.
-        within_s: seconds that one recipient, or one identity, may take.
+        within_s: seconds that one call to a recipient or an identity may take.
         clock: seconds since the epoch.
 
     Raises:
@@ -288,7 +288,10 @@ class _SaveSeal:
         self, keys: Mapping[str, Secret], deadline: float
     ) -> tuple[tuple[RecipientEntry, ...], tuple[WrappedKey, ...]]:
         self.begin_wrapping()
-        key = self._checkpoint_key
+        with self._lock:
+            key = self._checkpoint_key
+            # A long save may outlive an outage that its beginning met.
+            self._wraps = [call.again() if call.was_out_of_reach else call for call in self._wraps]
         if key is None:
             raise SaveError(f"{self._name} has no key of its own yet")
         wrapped = tuple(WrappedKey(path=path, wrapped=(key.wrap(path, each),)) for path, each in keys.items())
@@ -515,11 +518,10 @@ class _Unlocking:
         missing = [record.path for record in self._records if record.path not in wrapped]
         if missing:
             raise IntegrityError(f"it lacks the key of {missing[0]} ({len(missing)} are missing)")
-        deadline = time.monotonic() + self._within_s
         entry = keyring.recipients[position].wrapped
         checkpoint_key = None
         if entry is not None:
-            secret = self._unwrap(identity, entry, self._context, deadline)
+            secret = self._unwrap(identity, entry, self._context)
             checkpoint_key = CheckpointKey(secret, self._context)
         keys: dict[str, Secret] = {}
         for record in self._records:
@@ -527,17 +529,17 @@ class _Unlocking:
                 key = checkpoint_key.unwrap(record.path, wrapped[record.path][0])
             else:
                 context = _at(self._context, record.path)
-                key = self._unwrap(identity, wrapped[record.path][position], context, deadline)
+                key = self._unwrap(identity, wrapped[record.path][position], context)
             _opener(key, self._context, record)  # refuses a key that is not the one that sealed
             keys[record.path] = key
         return keys
 
-    def _unwrap(self, identity: Identity, wrapped: bytes, context: Context, deadline: float) -> Secret:
+    def _unwrap(self, identity: Identity, wrapped: bytes, context: Context) -> Secret:
         """Ask an identity, unless it was asked the same before: a generation may repeat the last one's."""
         question = (identity.id, context.path, wrapped)
         if question not in self._answers:
             try:
-                self._answers[question] = _unwrapped(identity, wrapped, context, deadline)
+                self._answers[question] = _unwrapped(identity, wrapped, context, self._within_s)
             except StrongroomError as error:
                 self._answers[question] = error
         answer = self._answers[question]
@@ -552,6 +554,7 @@ class _Call(Generic[_T]):
     def __init__(self, call: Callable[[], _T], *, who: str) -> None:
         self.who: Final = who
         self.future: Final[Future[_T]] = Future()
+        self._call = call
 
         def run() -> None:
             try:
@@ -561,6 +564,13 @@ class _Call(Generic[_T]):
 
         # A daemon: what waits for a dead service must not keep the interpreter from ending.
         threading.Thread(target=run, name="strongroom-keys", daemon=True).start()
+
+    @property
+    def was_out_of_reach(self) -> bool:
+        return self.future.done() and isinstance(self.future.exception(), KeyServiceError)
+
+    def again(self) -> _Call[_T]:
+        return _Call(self._call, who=self.who)
 
 
 def _results(calls: Sequence[_Call[_T]], deadline: float) -> list[_T]:
@@ -599,10 +609,9 @@ def _wrapped(recipient: Recipient, key: Secret, context: Context, within_s: floa
     return check_wrapped(recipient.wrap(key, context, within_s=within_s), recipient.uri)
 
 
-def _unwrapped(identity: Identity, wrapped: bytes, context: Context, deadline: float) -> Secret:
-    within_s = max(0.0, deadline - time.monotonic())
+def _unwrapped(identity: Identity, wrapped: bytes, context: Context, within_s: float) -> Secret:
     call = _Call(lambda: identity.unwrap(wrapped, context, within_s=within_s), who=identity.uri)
-    (key,) = _results([call], deadline + _GRACE_S)
+    (key,) = _results([call], time.monotonic() + within_s + _GRACE_S)
     if key.size_bytes != KEY_BYTES:
         raise IntegrityError(f"{identity.uri} unwrapped {key.size_bytes} bytes; a key has {KEY_BYTES}")
     return key

@@ -270,6 +270,30 @@ def test_a_recipient_that_refuses_fails_the_save_at_once(wrap: Any, gates: list[
     assert time.monotonic() - began < 20
 
 
+def test_a_recipient_that_was_out_of_reach_when_the_save_began_is_asked_again_at_its_end() -> None:
+    keeper, other = Keeper("one", does=out_of_reach), Keeper("two")
+    seal = EnvelopeSealing([keeper, other]).seal_save(RUN, NAME, None)
+    seal.sealer(PATHS[0])
+    seal.begin_wrapping()
+    while not all(call.future.done() for call in seal._wraps):
+        time.sleep(0.01)
+    with pytest.raises(KeyServiceError):
+        seal.keyring(PATHS[:1], within_s=20)
+    keeper.does = lambda: None
+    assert seal.keyring(PATHS[:1], within_s=20)
+    assert len(keeper.wraps) == 3
+    assert len(other.wraps) == 1
+
+
+def test_a_recipient_that_refused_is_not_asked_again() -> None:
+    keeper = Keeper(does=denied)
+    seal = EnvelopeSealing([keeper]).seal_save(RUN, NAME, None)
+    for _ in range(3):
+        with pytest.raises(NoKeyError):
+            seal.keyring([], within_s=20)
+    assert len(keeper.wraps) == 1
+
+
 def test_an_error_that_names_nobody_gets_the_recipient_s_name() -> None:
     def fails() -> None:
         raise KeyServiceError("over quota")
@@ -832,6 +856,14 @@ def test_directly_wrapped_keys_that_were_exchanged_do_not_open(store: MemoryStor
     ).encode()
     store.plant({layout.keyring_key(NAME, 1): mixed})
     damaged(store, replace(commit, keyring=sha256_of(mixed)), manifest, "did not wrap this key", sealing)
+
+
+def test_directly_each_call_has_its_own_time(store: MemoryStore) -> None:
+    keeper = Keeper()
+    commit, manifest = save(store, EnvelopeSealing([keeper], wrap="direct"))
+    keeper.does = lambda: time.sleep(0.4)
+    sealing = EnvelopeSealing([keeper], within_s=0.5)
+    assert sealing.unlock(store, commit, manifest).keyring == 1
 
 
 def test_any_policy_opens_what_either_way_of_wrapping_wrote(store: MemoryStore) -> None:
