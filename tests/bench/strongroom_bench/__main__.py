@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from rich.console import Console
 
+from strongroom.config import POLICY_VARIABLE
 from strongroom_bench.families import FAMILIES
 from strongroom_bench.figure import Figure
 from strongroom_bench.report import as_json, as_table
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         # Before the minutes that it takes, and not after them.
         if folder is not None and not folder.is_dir():
             parser.error(f"{folder} is not a folder; create it first")
+    # A policy that holds for everything here would seal what plain saves are measured by.
+    os.environ.pop(POLICY_VARIABLE, None)
     scale = QUICK if given.quick else FULL
     if given.rounds is not None:
         scale = replace(scale, rounds=given.rounds)

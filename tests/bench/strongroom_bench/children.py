@@ -39,7 +39,8 @@ def resume(root: str, tensors: str) -> dict[str, Any]:
 
     size = _stored_bytes(Path(root)) // int(tensors) // 4096 * 1024
     state = {f"layer{number:02}": torch.empty(size) for number in range(int(tensors))}
-    restored = Checkpointer(root).restore({"model": state})
+    with Checkpointer(root) as checkpointer:
+        restored = checkpointer.restore({"model": state})
     return {"step": restored.step if restored is not None else None}
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from strongroom_bench import (
+    costs,
     indexes,
-    later,
     listing,
     memory,
     parts,
     ranks,
     restoring,
     saving,
+    sealed,
     small,
     starting,
     training,
@@ -30,6 +31,8 @@ Family = Callable[[Scale, Path], list[Figure]]
 FAMILIES: Final[Mapping[str, Family]] = {
     "saving": saving.measure,
     "restoring": restoring.measure,
+    "sealed": sealed.measure,
+    "costs": costs.measure,
     "ranks": ranks.measure,
     "small": small.measure,
     "training": training.measure,
@@ -38,5 +41,4 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "memory": memory.measure,
     "listing": listing.measure,
     "indexes": indexes.measure,
-    "later": later.measure,
 }

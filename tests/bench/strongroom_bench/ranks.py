@@ -1,4 +1,4 @@
-"""Saves and restores of one job of four ranks, each holding a quarter of every tensor.
+"""Saves and restores of one job of four ranks, each holding a quarter of every tensor, plain and sealed.
 
 Every rank times the same contestants in the same order; what counts is the slowest rank. Stock DCP
 gets a gloo group of its own, as its documentation advises for asynchronous saves.
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,25 +25,31 @@ import torch.distributed.checkpoint as dcp
 from strongroom import Checkpointer
 from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
+from strongroom_bench.keys import NOT_YET, create_keys, key_calls, read_keys, sealing_policy
 from strongroom_bench.measure import Contestant, interleave, seconds
 from strongroom_bench.scale import Scale
-from strongroom_bench.states import copy_once, done, drop
+from strongroom_bench.states import Saver, copy_once, done, drop, restore
 
 __all__ = ["measure", "run_rank"]
 
 WORLD_SIZE: Final = 4
 _LIMIT_S: Final = 3600
+_SEALED: Final = "strongroom, sealed"
+_KEYS: Final = "ranks-keys"
 
 
 def measure(scale: Scale, folder: Path) -> list[Figure]:
     """Run the job, and report what its first rank gathered."""
-    samples = _run_job(scale, folder)
-    for name in ("ranks", "ranks-kept", "dcp-kept"):
+    create_keys(folder / _KEYS)
+    found = _run_job(scale, folder)
+    samples = found["samples"]
+    for name in (_KEYS, "ranks", "ranks-sealed", "ranks-kept", "ranks-sealed-kept", "dcp-kept"):
         drop(folder / name)
     threads = (
         f"{writing_workers(ranks=WORLD_SIZE)} writing and {reading_workers(ranks=WORLD_SIZE)} reading threads"
     )
     words = setting(f"{scale.state_words}, a quarter of each on each rank", f"{threads} a rank")
+    walls, loads = fold(samples, "wall"), fold(samples, "load")
     figures = [
         beside(
             "stall of save, 4 ranks / one copy_ of each rank's part",
@@ -58,7 +65,7 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
             "wall of a committed, checksummed save, 4 ranks / dcp.save(thread_count=2)",
             "strongroom",
             "dcp.save(thread_count=2)",
-            fold(samples, "wall"),
+            walls,
             bar=1.00,
             setting=words,
         ),
@@ -66,19 +73,42 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
             "wall of a verified restore, 4 ranks / dcp.load",
             "strongroom restore",
             "dcp.load",
-            fold(samples, "load"),
+            loads,
             bar=0.60,
             setting=words,
         ),
+        beside(
+            "wall of a sealed, signed, audited save, 4 ranks / dcp.save(thread_count=2)",
+            _SEALED,
+            "dcp.save(thread_count=2)",
+            walls,
+            bar=1.10,
+            setting=words,
+            note=NOT_YET,
+        ),
+        beside(
+            "wall of a verified restore, sealed, 4 ranks / dcp.load",
+            f"{_SEALED} restore",
+            "dcp.load",
+            loads,
+            bar=0.80,
+            setting=words,
+        ),
     ]
-    return [_of_many(figure) for figure in figures]
+    runs = scale.warm_ups + scale.rounds
+    # One save more, which is what is restored again and again.
+    asked = key_calls(
+        found["wraps"],
+        sum(found["unwraps"]),
+        saves=runs + 1,
+        restores=runs,
+        ranks=WORLD_SIZE,
+        setting=words,
+    )
+    return [*(replace(figure, world_size=WORLD_SIZE) for figure in figures), *asked]
 
 
-def _of_many(figure: Figure) -> Figure:
-    return replace(figure, world_size=WORLD_SIZE)
-
-
-def _run_job(scale: Scale, folder: Path) -> dict[str, dict[str, list[float]]]:
+def _run_job(scale: Scale, folder: Path) -> dict[str, Any]:
     paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory(dir=folder) as meeting:
         processes = [
@@ -102,12 +132,12 @@ def _run_job(scale: Scale, folder: Path) -> dict[str, dict[str, list[float]]]:
         codes = [process.wait(timeout=60) for process in processes]
     if any(codes):
         raise RuntimeError(f"the ranks of the job ended with {codes}")
-    samples: dict[str, dict[str, list[float]]] = json.loads(told)
-    return samples
+    found: dict[str, Any] = json.loads(told)
+    return found
 
 
 def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
-    """One rank's part; the samples of the slowest rank of each round."""
+    """One rank's part; the samples of the slowest rank of each round, and what all ranks asked of keys."""
     dist.init_process_group(
         "gloo",
         init_method=os.environ["STRONGROOM_BENCH_MEETING"],
@@ -119,24 +149,14 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
     state = _sharded(scale)
     local = {name: tensor.to_local() for name, tensor in state.items()}
     own_group = dist.new_group(backend="gloo")
-    checkpointer = Checkpointer(root / "ranks")
-    steps = iter(range(1, 10**6))
+    keys = read_keys(root / _KEYS)
+    policy = sealing_policy(keys)
+    savers = {
+        "strongroom": Saver(root / "ranks", {"model": state}),
+        _SEALED: Saver(root / "ranks-sealed", {"model": state}, security=policy),
+    }
     targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     stock_targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-
-    def save() -> dict[str, float]:
-        began = time.perf_counter()
-        handle = checkpointer.save(next(steps), {"model": state})
-        stalled = time.perf_counter()
-        handle.result()
-        return {"stall": stalled - began, "wall": time.perf_counter() - began}
-
-    def tidy() -> None:
-        checkpointer.wait()
-        dist.barrier()
-        if dist.get_rank() == 0:
-            for found in (root / "ranks").glob("step-*"):
-                drop(found)
 
     def stock(path: Path) -> dict[str, float]:
         writer = dcp.FileSystemWriter(path, thread_count=2)
@@ -150,25 +170,23 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
         done(future)
         return {"stall": stalled - began, "wall": time.perf_counter() - began}
 
+    def tidied(saver: Saver) -> None:
+        saver.checkpointer.wait()
+        _once(saver.remove)
+
     def gone(path: Path) -> Callable[[], None]:
-        def act() -> None:
-            dist.barrier()
-            if dist.get_rank() == 0:
-                drop(path)
+        return lambda: _once(lambda: drop(path))
 
-        return act
-
-    def restore() -> None:
-        if Checkpointer(root / "ranks-kept").restore({"model": targets}) is None:
-            raise RuntimeError("nothing was restored")
-
-    kept = Checkpointer(root / "ranks-kept")
-    kept.save(1, {"model": state}).result()
-    kept.close()
+    for kept, security in (("ranks-kept", None), ("ranks-sealed-kept", policy)):
+        with Checkpointer(root / kept, security=security) as checkpointer:
+            checkpointer.save(1, {"model": state}).result()
     dcp.save(state, storage_writer=dcp.FileSystemWriter(root / "dcp-kept", thread_count=2))
     stock_reader = dcp.FileSystemReader(root / "dcp-kept")
     contestants = [
-        Contestant(name="strongroom", run=save, tidy=tidy),
+        *(
+            Contestant(name=name, run=saver.run, tidy=partial(tidied, saver))
+            for name, saver in savers.items()
+        ),
         Contestant(name="dcp.save(thread_count=2)", run=lambda: stock(root / "d"), tidy=gone(root / "d")),
         Contestant(
             name="dcp.async_save(thread_count=2)",
@@ -176,7 +194,14 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
             tidy=gone(root / "a"),
         ),
         copy_once(local),
-        Contestant(name="strongroom restore", run=lambda: {"load": seconds(restore)}),
+        restore(root / "ranks-kept", targets, name="strongroom restore", measure="load"),
+        restore(
+            root / "ranks-sealed-kept",
+            targets,
+            name=f"{_SEALED} restore",
+            measure="load",
+            security=policy,
+        ),
         Contestant(
             name="dcp.load",
             run=lambda: {"load": seconds(lambda: dcp.load(stock_targets, storage_reader=stock_reader))},
@@ -188,10 +213,22 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
         warm_ups=scale.warm_ups,
         flushes=scale.flushes,
     )
-    checkpointer.close()
-    slowest = _slowest(samples)
+    for saver in savers.values():
+        saver.checkpointer.close()
+    found = {
+        "samples": _slowest(samples),
+        "wraps": _of_all_ranks([key.wraps for key in keys]),
+        "unwraps": _of_all_ranks([key.unwraps for key in keys]),
+    }
     dist.destroy_process_group()
-    return slowest if int(os.environ["RANK"]) == 0 else {}
+    return found if int(os.environ["RANK"]) == 0 else {}
+
+
+def _once(act: Callable[[], None]) -> None:
+    """Have one rank do it, once no rank is at work any more."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        act()
 
 
 def _together(contestant: Contestant) -> Contestant:
@@ -224,3 +261,9 @@ def _slowest(samples: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             found.setdefault(name, {})[measure] = slowest.tolist()
     return found
+
+
+def _of_all_ranks(counts: list[int]) -> list[int]:
+    together = torch.tensor(counts)
+    dist.all_reduce(together, op=dist.ReduceOp.SUM)
+    return [int(count) for count in together.tolist()]

@@ -9,9 +9,17 @@ import torch.distributed.checkpoint as dcp
 from strongroom import Checkpointer
 from strongroom.workers import reading_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
-from strongroom_bench.measure import Contestant, interleave, seconds
+from strongroom_bench.measure import interleave
 from strongroom_bench.scale import Scale
-from strongroom_bench.states import Tensors, drop, empty_like, large_state, small_state, stock_load
+from strongroom_bench.states import (
+    Tensors,
+    drop,
+    empty_like,
+    large_state,
+    restore,
+    small_state,
+    stock_load,
+)
 
 __all__ = ["measure"]
 
@@ -48,16 +56,9 @@ def _compare(
     with Checkpointer(ours) as checkpointer:
         checkpointer.save(1, {"model": state}).result()
     dcp.save(state, storage_writer=dcp.FileSystemWriter(stock, thread_count=2))
-    targets = empty_like(state)
-
-    def restore() -> None:
-        # A new one each time, as a process that resumes has.
-        if Checkpointer(ours).restore({"model": targets}) is None:
-            raise RuntimeError("nothing was restored")
-
     samples = interleave(
         [
-            Contestant(name="strongroom", run=lambda: {"wall": seconds(restore)}),
+            restore(ours, empty_like(state)),
             stock_load(stock, empty_like(state)),
         ],
         rounds=scale.rounds,

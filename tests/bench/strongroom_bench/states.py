@@ -30,6 +30,7 @@ __all__ = [
     "kept_stager",
     "large_state",
     "raw_write",
+    "restore",
     "safetensors_save",
     "small_state",
     "stock_load",
@@ -77,6 +78,11 @@ class Saver:
         self._state = state
         self._step = 0
 
+    @property
+    def saves(self) -> int:
+        """How many were begun."""
+        return self._step
+
     def run(self) -> dict[str, float]:
         """Save once: the stall of the training thread, and the time until the commit stands."""
         self._step += 1
@@ -88,6 +94,10 @@ class Saver:
 
     def tidy(self) -> None:
         self.checkpointer.wait()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove what was saved; where several ranks save together one of them does."""
         for found in self._root.glob("step-*"):
             drop(found)
 
@@ -203,6 +213,37 @@ def foreach_copy(state: Tensors) -> Contestant:
     return Contestant(
         name="_foreach_copy_", run=lambda: {"stall": seconds(lambda: torch._foreach_copy_(targets, sources))}
     )
+
+
+def restore(
+    root: Path,
+    targets: Mapping[str, Any],
+    *,
+    name: str = "strongroom",
+    measure: str = "wall",
+    **options: Any,
+) -> Contestant:
+    """Restores by a new `Checkpointer` each time, as a process that resumes has; its end is not timed.
+
+    Args:
+        options: of the `Checkpointer`.
+    """
+    opened: list[Checkpointer] = []
+
+    def run() -> dict[str, float]:
+        began = time.perf_counter()
+        opened.append(Checkpointer(root, **options))
+        restored = opened[-1].restore({"model": targets})
+        taken = time.perf_counter() - began
+        if restored is None:
+            raise RuntimeError(f"nothing was restored from {root}")
+        return {measure: taken}
+
+    def tidy() -> None:
+        while opened:
+            opened.pop().close()
+
+    return Contestant(name=name, run=run, tidy=tidy)
 
 
 def stock_load(folder: Path, targets: Tensors) -> Contestant:
