@@ -208,8 +208,9 @@ def test_a_long_lived_access_key_is_warned_of_once(
 ) -> None:
     monkeypatch.setattr(aws_kms, "_WARNED", set())
     AwsKms(arn).wrap(Secret.draw(), CONTEXT, within_s=WITHIN_S)
-    assert not caplog.records
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    AwsKms(arn).wrap(Secret.draw(), CONTEXT, within_s=WITHIN_S)
+    assert not caplog.records
     monkeypatch.delenv("AWS_SESSION_TOKEN")
     for _ in range(2):
         AwsKms(arn).wrap(Secret.draw(), CONTEXT, within_s=WITHIN_S)
@@ -312,7 +313,7 @@ def test_throttling_is_waited_out(guarded: Gate, arn: str) -> None:
     recipient, key = AwsKms(arn), Secret.draw()
     guarded.refusals = [_error("ThrottlingException", "Rate exceeded")] * 3
     wrapped = recipient.wrap(key, CONTEXT, within_s=WITHIN_S)
-    guarded.refusals = [_error("KMSInternalException", "", 500)] * 2
+    guarded.refusals = [_error("KMSInternalException", "", 500), _error("SomethingNewException", "", 503)]
     assert recipient.unwrap(wrapped, CONTEXT, within_s=WITHIN_S) == key
     assert guarded.refused == {"Encrypt": 3, "Decrypt": 2}
     assert guarded.passed == {"Encrypt": 1, "Decrypt": 1}
