@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from strongroom.sealing import Opener
     from strongroom.stores.base import ObjectReader
 
-__all__ = ["SealedReader", "open_whole"]
+__all__ = ["SealedReader", "open_whole", "segment_count"]
 
 _SEGMENTS_AT_ONCE: Final = 2
 """Fetched by one call: enough to keep a disk busy, and little enough to stay in the processor's cache."""

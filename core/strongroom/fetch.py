@@ -2,7 +2,8 @@
 
 A block is read into scratch memory, its digest held against the index, and copied from that
 same memory to its target: nothing can change between check and use. A sealed file's segments are
-opened from scratch memory into other scratch memory, and vouch for themselves. With ``sha256`` a file
+opened from scratch memory into other scratch memory, and vouch for themselves; of one that is read
+whole, the digest is checked as well. With ``sha256`` a file
 has one digest, so its blocks are hashed in order as they are copied, and a mismatch is found
 at the file's end, before anything that was filled is used.
 
@@ -28,10 +29,12 @@ import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout, tensorfile
-from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, block_digest
+from strongroom.contents import segment_count
+from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, block_digest, digest_of_blocks
 from strongroom.dtypes import DTYPE_BYTES, bytes_of, torch_dtype
 from strongroom.errors import IntegrityError, ObjectNotFoundError
 from strongroom.index import Chunk, TensorRecord
+from strongroom.manifest import SEALED_HEADER_BYTES, FileRecord
 from strongroom.opened import ADVICE, OpenedCheckpoint
 from strongroom.parallel import run_all
 from strongroom.plan import chunk_of
@@ -172,7 +175,11 @@ class _Scratch:
     """One thread's memory: for blocks or sealed segments as they are stored, and for opened ones."""
 
     def __init__(self) -> None:
-        self.stored: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+        self.stored: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES + SEALED_HEADER_BYTES, np.uint8)
+
+    @property
+    def blocks(self) -> Bytes:
+        return self.stored[: _RUN_BLOCKS * BLOCK_BYTES]
 
     @cached_property
     def opened(self) -> Bytes:
@@ -245,12 +252,14 @@ class _File:
         self._opener = opened.opener(self._record) if self._record.header is not None else None
         self._unit_bytes = BLOCK_BYTES if self._opener is None else self._opener.segment_bytes
         self._parts_left = 0
+        self._whole: _WholeFile | None = None
         self._scratches = scratches
         self._touched = touched
         self._blocks = opened.index.files[path].block_digests
         self._what = f"{path} of {opened.manifest.name}"
         self._lock = threading.Lock()
         self._reader: ObjectReader | None = None
+        self._has_header = False
 
     def __enter__(self) -> _File:
         return self
@@ -260,8 +269,11 @@ class _File:
         self._close()
 
     def divide(self, extents: list[_Extent]) -> list[list[_Extent]]:
-        """Cut what is wanted of the file into parts, for `read`; an unsealed ``sha256`` file is one."""
-        if self._opener is None and self._manifest.algorithm == "sha256":
+        """Cut what is wanted of the file into parts, for `read`; with ``sha256`` a whole file is one."""
+        is_sha256 = self._manifest.algorithm == "sha256"
+        if self._opener is not None and _is_all(extents, self._opener):
+            self._whole = _WholeFile(self._record)
+        if is_sha256 and (self._opener is None or self._whole is not None):
             parts = [extents]
         else:
             parts = _split(extents, _TASK_BLOCKS * self._unit_bytes)
@@ -277,9 +289,9 @@ class _File:
                 if self._opener is not None:
                     read_bytes = self._read_segments(reader, self._opener, extents, scratch, copy_out)
                 elif self._manifest.algorithm == "sha256":
-                    read_bytes = self._read_whole(reader, scratch.stored, copy_out)
+                    read_bytes = self._read_whole(reader, scratch.blocks, copy_out)
                 else:
-                    read_bytes = self._read_blocks(reader, extents, scratch.stored, copy_out)
+                    read_bytes = self._read_blocks(reader, extents, scratch.blocks, copy_out)
         except ObjectNotFoundError:
             raise self._opened.missing(self._record) from None
         with self._lock:
@@ -287,6 +299,8 @@ class _File:
             is_last = self._parts_left == 0
         if is_last:
             self._close()
+            if self._whole is not None:
+                self._check_digest(self._whole.digest())
         return read_bytes
 
     def _open(self) -> ObjectReader:
@@ -299,6 +313,9 @@ class _File:
                     f"{self._what} has {self._reader.size_bytes} bytes, the manifest says "
                     f"{self._record.size_bytes}; {ADVICE}"
                 )
+            if self._record.header is not None and not self._has_header:
+                self._check_sealed_header(self._reader, self._record.header)
+                self._has_header = True
             return self._reader
 
     def _close(self) -> None:
@@ -343,8 +360,16 @@ class _File:
         read_bytes = 0
         for first, count in _runs(extents, opener.segment_bytes):
             start, end = opener.stored_range(first, count)
-            stored = scratch.stored[: end - start]
-            self._fill(reader, start, stored)
+            if self._whole is None:
+                stored = scratch.stored[: end - start]
+                self._fill(reader, start, stored)
+            else:
+                # Blocks begin at whole MiB, segments behind the header: what lies between is read, too.
+                begin = first * BLOCK_BYTES
+                stored = scratch.stored[: end - begin]
+                self._fill(reader, begin, stored)
+                self._whole.take(first, count, stored)
+                stored = stored[start - begin :]
             try:
                 filled = opener.open_into(first, stored.data, scratch.opened.data)
             except IntegrityError as error:
@@ -365,12 +390,23 @@ class _File:
             if start == 0:
                 self._check_header(piece)
             copy_out.copy(start, piece)
-        found = Digest("sha256", hasher.digest())
+        self._check_digest(Digest("sha256", hasher.digest()))
+        return self._record.size_bytes
+
+    def _check_digest(self, found: Digest) -> None:
         if not found.matches(self._record.digest):
             raise IntegrityError(
                 f"{self._what}: stored digest {found} is not the manifest's {self._record.digest}; {ADVICE}"
             )
-        return self._record.size_bytes
+
+    def _check_sealed_header(self, reader: ObjectReader, pinned: bytes) -> None:
+        """Hold what the sealed file begins with against the manifest, though only the latter's is used."""
+        found = np.empty(len(pinned), np.uint8)
+        self._fill(reader, 0, found)
+        if found.tobytes() != pinned:
+            raise IntegrityError(
+                f"{self._what} does not begin with the header that the manifest pins; {ADVICE}"
+            )
 
     def _fill(self, reader: ObjectReader, start: int, target: Bytes) -> None:
         filled = reader.read_into(start, target.data)
@@ -387,6 +423,41 @@ class _File:
         if length <= len(first_bytes):
             header = tensorfile.parse_header(first_bytes[:length].tobytes(), file_bytes, self._what)
             check_binding(header.metadata, self._manifest.run, self._manifest.name, self._what)
+
+
+class _WholeFile:
+    """The digest of a sealed file of which everything is read: its segments alone vouch for the key's holder.
+
+    Whoever has a file's key could seal another file with the same header; of a file that is read
+    whole, the digest is known as well.
+    """
+
+    def __init__(self, record: FileRecord) -> None:
+        self._size_bytes = record.size_bytes
+        self._blocks: list[bytes] = [b""] * -(-record.size_bytes // BLOCK_BYTES)
+        # As one part, so that it comes in order.
+        self._sha256 = hashlib.sha256() if record.digest.algorithm == "sha256" else None
+
+    def take(self, first: int, count: int, stored: Bytes) -> None:
+        """Take what is stored from block ``first`` on: ``count`` blocks, and the file's end if it follows."""
+        end = first * BLOCK_BYTES + len(stored)
+        kept = len(stored) if end == self._size_bytes else count * BLOCK_BYTES
+        if self._sha256 is not None:
+            self._sha256.update(stored[:kept].data)
+            return
+        for start in range(0, kept, BLOCK_BYTES):
+            block = stored[start : min(start + BLOCK_BYTES, kept)]
+            self._blocks[first + start // BLOCK_BYTES] = block_digest(block.data)
+
+    def digest(self) -> Digest:
+        if self._sha256 is not None:
+            return Digest("sha256", self._sha256.digest())
+        return digest_of_blocks(b"".join(self._blocks))
+
+
+def _is_all(extents: list[_Extent], opener: Opener) -> bool:
+    """Whether every segment of a file is read for these."""
+    return sum(count for _, count in _runs(extents, opener.segment_bytes)) == segment_count(opener)
 
 
 def _runs(extents: list[_Extent], unit_bytes: int) -> list[tuple[int, int]]:
