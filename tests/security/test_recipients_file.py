@@ -137,6 +137,7 @@ def test_a_file_that_holds_anything_else_is_refused_and_not_shown(key_file: Path
         words + b"\r\n" + key + b"\r\n",
         words[:-1] + b"\n" + key + b"\n",
         words + b"\n" + key + b"\n" + key + b"\n",
+        words + b"\n" + key + b"\n" + key,
         words + b"\n" + b"A" * 10_000 + b"\n",
         os.urandom(32),
     ]
@@ -146,6 +147,12 @@ def test_a_file_that_holds_anything_else_is_refused_and_not_shown(key_file: Path
             FileKey.read(key_file)
         assert str(key_file) in str(caught.value)
         assert key.decode()[:12] not in str(caught.value)
+
+
+def test_a_long_file_is_not_read_to_its_end(key_file: Path) -> None:
+    key_file.write_bytes(bytes(1 << 20))
+    with pytest.raises(ConfigError, match="is longer than 4096 bytes"):
+        FileKey.read(key_file)
 
 
 def test_the_id_is_derived_one_way(key_file: Path) -> None:

@@ -2,7 +2,9 @@
 
 The file has two lines, `_HEADER` and the key in base64. A wrapped key is a 12-byte random nonce and the
 AES-256-GCM of the key under it, with `recipient_info` of the context as associated data: 60 bytes
-(`docs/format.md`, on keyrings).
+(`docs/format.md`, on keyrings). Nonces are random, so one key is good for 2^32 wraps (NIST SP 800-38D,
+8.3): a save an hour for as long as anyone likes, and where each file's key is wrapped, for 1,000 files
+an hour for 490 years.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _no_mlkem() -> ConfigError:
 
 def _parse_public(data: bytes, path: Path) -> _Key:
     try:
-        hybrid = _unarmoured(data, b"PUBLIC", _MLKEM_PUBLIC_BYTES + _X25519_BYTES)
+        hybrid = _unarmoured(data, _MLKEM_PUBLIC_BYTES + _X25519_BYTES)
         if hybrid is not None:
             return _hybrid_from_public(hybrid)
         public = serialization.load_pem_public_key(data)
@@ -279,7 +279,7 @@ def _parse_public(data: bytes, path: Path) -> _Key:
 def _parse_private(data: bytes, path: Path) -> _Key:
     passphrase = _passphrase(path) if b"ENCRYPTED" in data else None
     try:
-        hybrid = _unarmoured(data, b"PRIVATE", _SEED_BYTES)
+        hybrid = _unarmoured(data, _SEED_BYTES)
         if hybrid is not None:
             return _hybrid_from_seed(Secret(hybrid))
         private = serialization.load_pem_private_key(data, passphrase.reveal() if passphrase else None)
@@ -338,7 +338,7 @@ def _armoured(half: str, raw: bytes) -> bytes:
     return "\n".join([f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""]).encode()
 
 
-def _unarmoured(data: bytes, half: bytes, length_bytes: int) -> bytes | None:
+def _unarmoured(data: bytes, length_bytes: int) -> bytes | None:
     """What `_armoured` was given; None where the file is of another form.
 
     Raises:
@@ -347,7 +347,7 @@ def _unarmoured(data: bytes, half: bytes, length_bytes: int) -> bytes | None:
     if b"MLKEM768-X25519" not in data:
         return None
     match = _HYBRID.fullmatch(data)
-    if match is None or match[1] != half:
+    if match is None:
         raise ValueError("not the armour of such a key")
     raw = base64.b64decode(match[2].replace(b"\n", b""), validate=True)
     if len(raw) != length_bytes:
