@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strongroom import canonical, layout
-from strongroom.digest import sha256_of
+from strongroom.digest import Digest, sha256_of
 from strongroom.errors import (
     AccessDeniedError,
     ConfigError,
@@ -317,6 +317,10 @@ def test_what_a_reader_would_refuse_is_not_built() -> None:
         {"generation": layout.MAX_KEYRING + 1, "previous": sha256_of(b"")},
         {"generation": 2},
         {"previous": sha256_of(b"")},
+        {"generation": 2, "previous": Digest("blake3", bytes(32))},
+        {"recipients": DIRECT.recipients},
+        {"keys": DIRECT.keys},
+        {"wrap": "direct", "keys": DIRECT.keys},
         {"created_at_ms": -1},
         {"created_at_ms": 2**53},
         {"run": "no run"},
