@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -104,16 +105,17 @@ def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
         seen.append(weakref.ref(held))
         raise NoKeyError("refused")
 
-    def call() -> None:
-        with pytest.raises(NoKeyError):
+    # What a cycle holds, a collection frees at some time or other; a key should not wait for it.
+    gc.disable()
+    try:
+        with contextlib.suppress(NoKeyError):
             ask(attempt, whom="x", within_s=60)
-
-    call()
-    end = time.monotonic() + 60
-    while seen[0]() is not None and time.monotonic() < end:
-        gc.collect()
-        time.sleep(0.01)
-    assert seen[0]() is None
+        end = time.monotonic() + 60
+        while seen[0]() is not None and time.monotonic() < end:
+            time.sleep(0.01)  # its thread may not have ended yet
+        assert seen[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_the_deadline_is_told_to_each_try() -> None:

@@ -106,11 +106,15 @@ def ask(
     threading.Thread(target=run, name="strongroom-keys", daemon=True).start()
     if not has_ended.wait(deadline.remaining_s()):
         raise KeyServiceError(_gave_up(whom, within_s, last))
-    # Taken out: an error that this list kept would keep its frames alive, and what stands in them.
+    # An error holds frames, and in them keys may stand. Neither this list nor this frame holds it in turn,
+    # so all of them go with the error, and not at some later collection of cycles.
     value, error = outcome.pop()
-    if error is not None:
+    if error is None:
+        return cast(_T, value)
+    try:
         raise error
-    return cast(_T, value)
+    finally:
+        del error
 
 
 def _repeat(

@@ -79,7 +79,7 @@ class TokenKeyUri:
             pairs.append(("object", self.label.encode()))
         if self.key_id is not None:
             pairs.append(("id", self.key_id))
-        return tuple(part for name, value in sorted(pairs) for part in (name.encode(), value))
+        return tuple(part for name, value in pairs for part in (name.encode(), value))
 
 
 def _attributes(text: str, separator: str, uri: str) -> dict[str, str]:
