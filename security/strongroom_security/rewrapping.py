@@ -171,9 +171,8 @@ class Rewrapping:
             if self._options.dry_run:
                 return self._foreseen(base, step, stand)
             try:
-                if step.is_nothing:
-                    return self._already(base, stand)
-                following = self._following(base, step, stand)
+                is_verified = step.is_nothing and self._verify(base, stand)
+                following = None if step.is_nothing else self._following(base, step, stand)
             except (IntegrityError, NoKeyError) as error:
                 # What adds or removes one recipient starts from the newest generation: from an older one
                 # it would leave out whoever was added since.
@@ -181,6 +180,8 @@ class Rewrapping:
                     raise
                 findings.errors.append(error)
                 continue
+            if following is None:
+                return self._done(base, stand, is_verified=is_verified)
             return self._rotated(base, following, stand) if self._write(following) else None
         self._passed_over = ()
         worst = findings.worst()
@@ -190,10 +191,6 @@ class Rewrapping:
                 f"keyring folder again from another tier"
             )
         raise worst
-
-    def _already(self, base: Keyring, stand: Standing) -> Outcome:
-        is_verified = self._verify(base, stand)
-        return self._done(base, stand, is_verified=is_verified)
 
     def _rotated(self, base: Keyring, following: Keyring, stand: Standing) -> Outcome:
         """Make sure of what was written.
