@@ -152,9 +152,10 @@ class Standing:
         first = self._find(1).keyring
         return first is not None and keyring.wrap == first.wrap == "checkpoint" and keyring.keys == first.keys
 
-    def digest(self, keyring: Keyring) -> Digest | None:
-        """SHA-256 of a keyring's bytes."""
-        return self._find(keyring.generation).digest
+    @property
+    def newest_digest(self) -> Digest | None:
+        """SHA-256 of what stands at the highest number, be it damaged or not; None: it cannot be read."""
+        return self._find(self.numbers[0]).digest
 
     def _find(self, number: int) -> FoundKeyring:
         if number not in self._found:

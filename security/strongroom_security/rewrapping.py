@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from strongroom.config import Clock
+from strongroom.digest import sha256_of
 from strongroom.errors import (
     IntegrityError,
     KeyServiceError,
@@ -371,7 +372,7 @@ class Rewrapping:
         return replace(
             base,
             generation=stand.next_generation,
-            previous=stand.digest(base),
+            previous=stand.newest_digest or sha256_of(base.encode()),
             # A clock that was set back must not make it look older than the rotation that it belongs to.
             created_at_ms=max(self._options.clock.now_ms(), since_ms or 0),
             recipients=tuple(

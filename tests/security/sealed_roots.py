@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from strongroom import layout
 from strongroom.catalog import Catalog
 from strongroom.digest import digest_of_bytes, sha256_of
+from strongroom.errors import IntegrityError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import SEGMENT_OVERHEAD_BYTES, Commit, FileRecord, Launch, Manifest, Run
 from strongroom.stores.base import Store
@@ -160,7 +162,8 @@ def keyrings_of(root: Path, step: int = 1) -> dict[int, Keyring]:
     (folder,) = root.glob(f"step-{step:012d}-*/keyring")
     found = {}
     for path in folder.glob("*.json"):
-        found[int(path.stem)] = Keyring.decode(path.read_bytes(), path.name)
+        with suppress(IntegrityError):
+            found[int(path.stem)] = Keyring.decode(path.read_bytes(), path.name)
     return found
 
 
