@@ -149,7 +149,10 @@ def _held(
                     f"not carried",
                 )
             held[position] = local
-            placements.append((position, tensor.placements, tensor.device_mesh))  # type: ignore[attr-defined]
+            # By their types, too: to torch 2.7 a dimension that FSDP2 shards over a mesh of tensor
+            # parallelism is the same as one that is sharded by rows.
+            laid = tuple([(type(one), one) for one in tensor.placements])  # type: ignore[attr-defined]
+            placements.append((position, laid, tensor.device_mesh))  # type: ignore[attr-defined]
     return held, placements
 
 
