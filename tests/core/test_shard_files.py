@@ -59,7 +59,7 @@ def test_stock_safetensors_opens_every_dtype_that_is_stored(name: str, root: Pat
 def test_a_large_state_is_spread_over_several_shards_that_stock_tools_open(
     root: Path, begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strongroom.saving.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("strongroom.workers.processors", lambda: 2)
     state = {f"t{number}": torch.full((1 << 20,), float(number)) for number in range(9)}
     checkpoint = begin(root).save(1, state).result()
     shards = sorted((root / checkpoint.folder / "data").glob("00000-*.safetensors"))

@@ -249,7 +249,7 @@ def test_a_platforms_policy_reaches_plain_dcp_use(tmp_path: Path, monkeypatch: p
     assert b'"digest":"sha256"' in manifest.read_bytes()
 
     policy.write_text("[seal]\n")
-    with pytest.raises(ConfigError, match="sealing"):
+    with pytest.raises(ConfigError, match="recipients"):
         StrongroomWriter(tmp_path / "run")
 
 
