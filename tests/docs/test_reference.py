@@ -60,7 +60,7 @@ def test_every_environment_variable_is_in_the_reference() -> None:
     if not (ROOT / "core").is_dir():
         pytest.skip("the sources are not beside the tests")
     variables = {
-        name for path in SOURCES for name in re.findall(r"STRONGROOM_[A-Z_]+", path.read_text("utf-8"))
+        name for path in SOURCES for name in re.findall(r"STRONGROOM_[A-Z0-9_]+", path.read_text("utf-8"))
     }
     assert "STRONGROOM_CONFIG" in variables
     assert missing(variables | {"WORLD_SIZE"}, section("configuration.md")) == []

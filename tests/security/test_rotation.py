@@ -30,6 +30,7 @@ from sealed_roots import (
 )
 
 from strongroom import Checkpointer
+from strongroom.config import Clock
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     AccessDeniedError,
@@ -281,6 +282,15 @@ def test_a_rotation_that_wraps_anew_goes_on_where_it_was_stopped(option: str, ro
     report = rotated(root, to(key, **{option: True}), identities=[key])
     assert report.count("rotated") == 6
     assert report.since_ms is not None
+
+
+def test_a_clock_that_was_set_back_does_not_make_it_begin_anew(root: Path) -> None:
+    key = CountedKey("key")
+    make_root(root, [key])
+    change = to(key, new_checkpoint_key=True, since_ms=10_000)
+    late = Clock(now_ns=lambda: 5_000_000_000, monotonic=lambda: 0.0)
+    assert only(rotated(root, change, clock=late)).result == "rotated"
+    assert only(rotated(root, change, clock=late)).result == "already"
 
 
 def test_a_rotation_of_something_else_meanwhile_does_not_count_for_it(root: Path, key: FileKey) -> None:
