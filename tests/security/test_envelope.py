@@ -178,6 +178,7 @@ def test_contents_in_any_other_form_are_refused() -> None:
         (10_000).to_bytes(4, "big"),
         zero + b"\0",
         zero + entry(b"a")[:-1],
+        zero + entry(b"a", b""),
         zero + entry(b"a") + b"\0",
         zero + entry(b"b") + entry(b"a"),
         zero + entry(b"a") + entry(b"a"),
@@ -214,6 +215,15 @@ def test_no_more_is_handed_over_than_is_opened(monkeypatch: pytest.MonkeyPatch) 
     assert one_off.open(sealed, CONTEXT) is None
     with pytest.raises(FormatError, match="1 keys come to more"):
         hand_over(one_off.public, handed(PATH), CONTEXT)
+
+
+def test_what_was_packed_to_be_sealed_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[bytearray] = []
+    pack = envelope._packed
+    monkeypatch.setattr(envelope, "_packed", lambda given: packed.append(pack(given)) or packed[-1])
+    hand_over(HandOverKey.draw().public, handed(PATH), CONTEXT)
+    assert len(packed[0]) == 4 + 4 + len(PATH) + 32
+    assert not any(packed[0])
 
 
 def test_one_off_keys_differ() -> None:

@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -18,7 +20,7 @@ import pytest
 from checkpoints import FILES, NAME, RUN, Keeper, contents, save, write_files
 
 from strongroom import canonical, layout
-from strongroom.digest import Digest, digest_of_bytes, sha256_of
+from strongroom.digest import sha256_of
 from strongroom.errors import (
     AccessDeniedError,
     ClosedError,
@@ -34,7 +36,7 @@ from strongroom.errors import (
     UnsupportedFormatError,
 )
 from strongroom.layout import CheckpointName
-from strongroom.manifest import Commit, FileRecord, Manifest
+from strongroom.manifest import Commit, Manifest
 from strongroom.sealing import Sealing
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
@@ -116,6 +118,7 @@ def test_a_recipient_that_can_open_need_not_be_named_as_an_identity_too(store: M
     commit, manifest = save(store, sealing)
     sealing.unlock(store, commit, manifest)
     assert len(keeper.unwraps) == 1
+    assert "identities=['keeper:one']" in repr(sealing)
 
 
 def test_a_policy_without_recipients_restores_and_never_saves(store: MemoryStore) -> None:
@@ -332,6 +335,9 @@ def test_the_keys_are_gone_once_the_keyring_is_made() -> None:
         seal.keyring(PATHS[:1], within_s=20)
     with pytest.raises(ClosedError):
         seal.hand_over(HandOverKey.draw().public)
+    assert seal._checkpoint_key is not None
+    with pytest.raises(ClosedError):
+        seal._checkpoint_key.secret.reveal()
 
 
 # Several ranks
@@ -643,6 +649,15 @@ def test_a_key_that_is_missing_is_damage(store: MemoryStore) -> None:
     assert keeper.unwraps == []
 
 
+@pytest.mark.parametrize("wrap", ("checkpoint", "direct"))
+def test_a_key_of_another_length_is_damage(store: MemoryStore, wrap: Any) -> None:
+    keeper = Keeper()
+    sealing = EnvelopeSealing([keeper], wrap=wrap)
+    commit, manifest = save(store, sealing)
+    keeper.unwrap = lambda wrapped, context, *, within_s: Secret(b"short")  # type: ignore[method-assign]
+    damaged(store, commit, manifest, "keeper:one unwrapped 5 bytes; a key has 32", sealing)
+
+
 def test_a_key_too_many_is_no_harm(store: MemoryStore) -> None:
     sealing = EnvelopeSealing([Keeper()])
     commit, manifest = save(store, sealing)
@@ -878,13 +893,26 @@ def test_any_policy_opens_what_either_way_of_wrapping_wrote(store: MemoryStore) 
 def test_a_file_that_is_not_sealed_has_no_opener(store: MemoryStore) -> None:
     sealing = EnvelopeSealing([Keeper()])
     commit, manifest = save(store, sealing)
-    record = FileRecord(
-        path=PATHS[0].removesuffix(".floe"), size_bytes=1, digest=digest_of_bytes("blake3", b"x")
-    )
     unlocked = sealing.unlock(store, commit, manifest)
-    with pytest.raises(NoKeyError):
-        unlocked.opener(record)
-    assert isinstance(record.digest, Digest)
+    first = manifest.files[0]
+    with pytest.raises(UnsealedError, match=f"{first.path} of step 1200"):
+        unlocked.opener(replace(first, header=None))
+    with pytest.raises(NoKeyError, match="is not among the 4 keys"):
+        unlocked.opener(replace(first, path="absent.floe"))
+
+
+def test_nobody_waits_for_a_keeper_that_hangs_when_the_program_ends() -> None:
+    program = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from checkpoints import NAME, RUN, Keeper
+from strongroom_security.sealing import EnvelopeSealing
+keeper = Keeper()
+keeper.does = lambda: time.sleep(1000)
+EnvelopeSealing([keeper]).seal_save(RUN, NAME, None).begin_wrapping()
+"""
+    child = subprocess.run([sys.executable, "-c", program, str(Path(__file__).parent)], timeout=100)
+    assert child.returncode == 0
 
 
 def test_checkpoints_that_may_be_unsealed_are_named_by_folder() -> None:
