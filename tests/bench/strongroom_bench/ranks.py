@@ -156,7 +156,6 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
         _SEALED: Saver(root / "ranks-sealed", {"model": state}, security=policy),
     }
     targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    stock_targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
 
     def stock(path: Path) -> dict[str, float]:
         writer = dcp.FileSystemWriter(path, thread_count=2)
@@ -204,7 +203,7 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
         ),
         Contestant(
             name="dcp.load",
-            run=lambda: {"load": seconds(lambda: dcp.load(stock_targets, storage_reader=stock_reader))},
+            run=lambda: {"load": seconds(lambda: dcp.load(targets, storage_reader=stock_reader))},
         ),
     ]
     samples = interleave(
