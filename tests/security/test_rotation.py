@@ -31,7 +31,7 @@ from sealed_roots import (
 
 from strongroom import Checkpointer
 from strongroom.config import Clock
-from strongroom.digest import sha256_of
+from strongroom.digest import Digest, sha256_of
 from strongroom.errors import (
     AccessDeniedError,
     ConfigError,
@@ -470,6 +470,29 @@ def test_one_whose_file_keys_are_not_those_of_the_manifest_is_passed_over(
     assert opens(root, new) == [3, 2]
 
 
+def test_one_that_a_forger_made_for_the_public_key_is_passed_over(root: Path, glass: HpkePrivateKey) -> None:
+    """It opens, and all in it fits together; what it lacks is the keys that made the pinned headers."""
+    store = make_root(root, [glass], steps=2)
+    (commit, _) = commits_of(store)
+    first = keyrings_of(root)[1]
+    seal = EnvelopeSealing([read_key(root.parent / "glass.pub")]).seal_save(commit.run, commit.name, None)
+    for row in first.keys:
+        seal.sealer(row.path)
+    paths = [row.path for row in first.keys]
+    forged = Keyring.decode(seal.keyring(paths, within_s=10.0), "a forged keyring")
+    generation_file(root, 2).write_bytes(replace(forged, generation=2, previous=first_digest(root)).encode())
+    new = CountedKey("new")
+    for change, generation in ((RemoveRecipient(id=new.id), 1), (AddRecipient(recipient=new), 3)):
+        outcome = rotated(root, change, identities=[glass]).outcomes[0]
+        assert "the header's tag does not fit" in outcome.passed_over[0]
+        assert outcome.generation == generation
+    assert opens(root, new) == [3, 2]
+
+
+def first_digest(root: Path) -> Digest:
+    return sha256_of(generation_file(root, 1).read_bytes())
+
+
 def test_one_that_lacks_a_files_key_is_passed_over(root: Path) -> None:
     old, new = CountedKey("old"), CountedKey("new")
     make_root(root, [old])
@@ -557,6 +580,13 @@ def test_where_every_generation_is_damaged_it_says_so_and_the_others_go_on(root:
     with pytest.raises(IntegrityError, match="COMMIT pins"):
         raise report.failed[0].error or KeyError
     assert not generation_file(root, 2, step=2).exists()
+
+
+def test_damage_beside_a_keyring_for_others_is_not_called_damage(root: Path, key: FileKey) -> None:
+    """A restore falls back for damage, so nothing that may be otherwise is called that."""
+    make_root(root, [CountedKey("owner")])
+    generation_file(root, 2).write_bytes(b"{}")
+    assert isinstance(failure(rotated(root, to(key))), NoKeyError)
 
 
 def test_a_damaged_manifest_is_damage(root: Path, key: FileKey) -> None:
