@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,12 @@ def test_the_id_is_derived_one_way(key_file: Path) -> None:
 def test_a_wrapped_key_has_a_nonce_a_key_and_a_tag(key_file: Path) -> None:
     recipient = FileKey.read(key_file)
     assert len(recipient.wrap(Secret.draw(), CONTEXT, within_s=1.0)) == 12 + 32 + 16
+
+
+def test_a_key_is_neither_pickled_nor_copied(key_file: Path) -> None:
+    for serialise in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not pickled or copied"):
+            serialise(FileKey.read(key_file))
 
 
 def test_an_error_says_what_may_have_happened(key_file: Path) -> None:

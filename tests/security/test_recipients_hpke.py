@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -102,6 +104,14 @@ def test_a_private_key_is_a_recipient_as_well(suite: HpkeSuite, tmp_path: Path) 
     private = open_recipient("hpke:breakglass.key", base=tmp_path)
     assert isinstance(private, Recipient)
     assert isinstance(private, Identity)
+
+
+def test_neither_half_is_pickled_or_copied(suite: HpkeSuite, tmp_path: Path) -> None:
+    create_key_pair(tmp_path / "one", suite)
+    for half in ("key", "pub"):
+        for serialise in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="not pickled or copied"):
+                serialise(read_key(tmp_path / f"one.{half}"))
 
 
 def test_a_key_of_another_length_that_was_sealed_to_it_is_refused(tmp_path: Path) -> None:
