@@ -51,7 +51,7 @@ _UNREADABLE: Final = 4
 _WITHIN_S: Final = 30.0
 """As a policy's own default."""
 
-_RESULTS: Final[tuple[Result, ...]] = ("rotated", "would rotate", "already", "unsealed", "failed")
+_RESULTS: Final[tuple[Result, ...]] = ("rotated", "would rotate", "already", "unsealed", "gone", "failed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -332,6 +332,7 @@ def _print_report(console: Console, report: Report, *, is_dry: bool) -> None:
         "would rotate": "would be rotated",
         "already": "as wanted before",
         "unsealed": "not sealed",
+        "gone": "removed meanwhile",
         "failed": "failed",
     }
     counts = [f"{report.count(result):,} {told[result]}" for result in _RESULTS if report.count(result)]

@@ -27,7 +27,9 @@ from strongroom.errors import (
     IntegrityError,
     KeyServiceError,
     NoKeyError,
+    ObjectNotFoundError,
     OutcomeUnknownError,
+    StoreError,
     StoreUnavailableError,
     StrongroomError,
 )
@@ -59,7 +61,7 @@ from strongroom_security.unwrapping import Calls, Opened, Opening, contexts_of
 
 __all__ = ["Options", "Outcome", "Result", "Rewrapping"]
 
-Result = Literal["rotated", "already", "would rotate", "unsealed", "failed"]
+Result = Literal["rotated", "already", "would rotate", "unsealed", "gone", "failed"]
 
 Wraps = dict[str, tuple[bytes, ...]]
 """What recipients have wrapped, by their ids, as `wraps_of` gives it."""
@@ -73,7 +75,8 @@ class Outcome:
     """What became of one checkpoint.
 
     Attributes:
-        result: ``"already"``: it was as wanted before. ``"unsealed"``: it has no keys.
+        result: ``"already"``: it was as wanted before. ``"unsealed"``: it has no keys. ``"gone"``: it was
+            removed meanwhile, by retention for example.
         generation: the keyring that is as wanted, or in a dry run would be.
         source: the generation that it was made from.
         verified: it was opened, by everyone at hand who could be asked.
@@ -135,6 +138,8 @@ class Rewrapping:
         try:
             return self._carried_out()
         except StrongroomError as error:
+            if isinstance(error, IntegrityError) and self._is_gone():
+                return Outcome(name=self._name, result="gone", calls=self._calls.count)
             return Outcome(
                 name=self._name,
                 result="failed",
@@ -154,6 +159,15 @@ class Rewrapping:
             f"{_MAX_RACES} times another rotation made the next keyring of {self._name} first; do this again "
             f"once that has ended"
         )
+
+    def _is_gone(self) -> bool:
+        try:
+            self._store.stat(self._name.commit_key)
+        except ObjectNotFoundError:
+            return True
+        except StoreError:
+            return False  # what was found first is told
+        return False
 
     @cached_property
     def _records(self) -> tuple[FileRecord, ...]:

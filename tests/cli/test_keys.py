@@ -215,7 +215,9 @@ def test_a_new_checkpoint_key_goes_on_by_the_time_that_it_tells(strongroom: Stro
 def test_rotate_as_json_has_the_documented_members(strongroom: Strongroom, here: Path) -> None:
     done = strongroom("keys", "rotate", "run", "--json", "--security", "new.toml")
     assert set(done.json) == {"calls", "checkpoints", "counts", "dry_run", "root", "run", "since_ms"}
-    assert done.json["counts"] == {"already": 0, "failed": 0, "rotated": 3, "unsealed": 0, "would_rotate": 0}
+    assert done.json["counts"] == {
+        "already": 0, "failed": 0, "gone": 0, "rotated": 3, "unsealed": 0, "would_rotate": 0,
+    }  # fmt: skip
     assert [each["step"] for each in done.json["checkpoints"]] == list(STEPS)
     for each in done.json["checkpoints"]:
         assert set(each) == {

@@ -416,6 +416,21 @@ def test_a_dry_run_does_nothing_and_tells_what_would_be_done(
     assert rotated(root, to(new), dry_run=True, **options).count("already") == 3
 
 
+def test_a_dry_run_foretells_the_calls_whoever_opens(root: Path, key: FileKey) -> None:
+    old, new, more = CountedKey("old"), CountedKey("new"), Reencrypting("more")
+    make_root(root, [old, key], steps=2)
+    for change, identities in (
+        (AddRecipient(recipient=new), (old,)),
+        (AddRecipient(recipient=more), (old, key)),
+        (to(old, key, new_checkpoint_key=True), (key,)),
+        (to(more, new), (old,)),
+        (to(more, again=True), ()),
+        (RemoveRecipient(id=new.id), (more,)),
+    ):
+        foreseen = rotated(root, change, identities=identities, dry_run=True).calls
+        assert rotated(root, change, identities=identities).calls == foreseen, change
+
+
 def test_a_dry_run_tells_that_nobody_here_can_open(root: Path, key: FileKey) -> None:
     make_root(root, [CountedKey("gone")])
     with pytest.raises(NoKeyError, match="and here is file:"):
@@ -847,6 +862,19 @@ def test_when_no_number_is_left_nothing_is_written(root: Path, key: FileKey) -> 
     with pytest.raises(ConfigError, match="the last number that there is"):
         raise failure(rotated(root, to(CountedKey("new")), identities=[key]))
     assert opens(root, key) == [1]
+
+
+def test_what_retention_removes_meanwhile_is_no_damage(root: Path, key: FileKey) -> None:
+    store = make_root(root, [key], steps=3)
+    commits = commits_of(store)
+    store.delete(commits[0].name.commit_key)
+    store.delete_tree(commits[0].name.folder)
+    (half_gone,) = root.glob("step-000000000002-*")
+    (half_gone / "COMMIT").unlink()
+    (half_gone / "keyring" / "0001.json").unlink()
+    report = rotate(store, commits, to(CountedKey("new")), identities=[key], workers=1)
+    assert [outcome.result for outcome in report.outcomes] == ["gone", "gone", "rotated"]
+    assert not list(root.glob("step-000000000001-*"))
 
 
 def child(root: Path, old: str, new: str, *, workers: int) -> subprocess.Popen[str]:
