@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 # The conformance suites are tests too, although they are shipped in the package.
-pytest.register_assert_rewrite("strongroom.testing.conformance")
+pytest.register_assert_rewrite("strongroom.testing.conformance", "strongroom_security.testing")
 
 settings.register_profile("default", deadline=None, print_blob=True)
 # The same examples on every run, so that a red run is about the change and not about luck.

@@ -14,6 +14,7 @@ from strongroom.errors import ConfigError, IntegrityError
 from strongroom_security.fields import Context
 from strongroom_security.recipients.base import Identity, Recipient
 from strongroom_security.recipients.file import FileKey, create_key_file
+from strongroom_security.recipients.keyfiles import in_others_reach
 from strongroom_security.recipients.opening import open_identity, open_recipient
 from strongroom_security.secret import Secret
 from strongroom_security.testing import RecipientContract
@@ -105,11 +106,35 @@ def test_a_key_that_another_user_could_replace_is_refused(key_file: Path) -> Non
         FileKey.read(key_file)
 
 
-def test_a_link_to_a_key_is_refused(key_file: Path) -> None:
+def test_a_link_leads_to_a_key_whose_own_mode_counts(key_file: Path) -> None:
     link = key_file.with_name("link.key")
     link.symlink_to(key_file)
-    with pytest.raises(ConfigError, match="symbolic link"):
+    assert FileKey.read(link).id == FileKey.read(key_file).id
+    key_file.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644"):
         FileKey.read(link)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "is_reached"),
+    [
+        (0o100440, 0, 2000, False),  # as Kubernetes mounts a secret with fsGroup
+        (0o100400, 0, 2000, False),
+        (0o100440, 0, 3000, True),  # a group of others
+        (0o100440, 1000, 2000, True),  # our own, which needs no group
+        (0o100460, 0, 2000, True),
+        (0o100444, 0, 2000, True),
+        (0o100404, 0, 2000, True),
+    ],
+)
+def test_root_may_hand_a_key_to_a_group_of_this_process(
+    mode: int, owner: int, group: int, is_reached: bool
+) -> None:
+    assert in_others_reach(mode, owner, group, user=1000, groups={1000, 2000}) == is_reached
+
+
+def test_root_itself_needs_no_group() -> None:
+    assert in_others_reach(0o100440, 0, 0, user=0, groups={0})
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:

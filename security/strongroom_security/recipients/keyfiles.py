@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from strongroom.errors import ConfigError
 
-__all__ = ["create_private", "create_public", "read_private", "read_public"]
+__all__ = ["create_private", "create_public", "in_others_reach", "read_private", "read_public"]
 
 _PRIVATE_MODE: Final = 0o600
 _PUBLIC_MODE: Final = 0o644
@@ -36,24 +37,39 @@ def create_public(path: Path, data: bytes) -> None:
 def read_private(path: Path, *, limit_bytes: int) -> bytes:
     """The bytes of a file that nobody but its owner (this user, or root) can read or write.
 
+    Where it is root's, a group that this process is in may read it: so Kubernetes hands a secret to a
+    container that does not run as root. It hands it over by way of links, which are followed: what is
+    checked is the file that is read.
+
     Raises:
-        ConfigError: it is absent, a symbolic link or no file, too long, of another owner, or others may
-            read or write it.
+        ConfigError: it is absent or no file, too long, of another owner, or others may read or write it.
     """
-    # A link could be pointed elsewhere by whoever owns the folder that it leads through.
-    data, status = _read(path, limit_bytes, os.O_NOFOLLOW)
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    data, status = _read(path, limit_bytes)
+    user = os.geteuid()
+    groups = {os.getegid(), *os.getgroups()}
+    if in_others_reach(status.st_mode, status.st_uid, status.st_gid, user=user, groups=groups):
         raise ConfigError(
-            f"the key file {path} has mode {mode:04o}, so others than its owner can reach the key; "
-            f"make it 0600, and replace the key if it was ever in others' reach"
+            f"the key file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can "
+            f"reach the key; make it 0600, and replace the key if it was ever in others' reach"
         )
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (user, 0):
         raise ConfigError(
             f"the key file {path} belongs to user {status.st_uid}, who could replace it; it must belong to "
-            f"root or to the user who reads it, {os.geteuid()}"
+            f"root or to the user who reads it, {user}"
         )
     return data
+
+
+def in_others_reach(mode: int, owner: int, group: int, *, user: int, groups: Collection[int]) -> bool:
+    """Whether a mode lets anyone but a file's owner reach it, or a group to which root hands it.
+
+    Args:
+        mode, owner, group: the file's.
+        user, groups: this process's.
+    """
+    others = stat.S_IMODE(mode) & 0o077
+    is_handed = owner == 0 != user and group in groups
+    return others not in ((0, 0o040) if is_handed else (0,))
 
 
 def read_public(path: Path, *, limit_bytes: int) -> bytes:
@@ -62,7 +78,7 @@ def read_public(path: Path, *, limit_bytes: int) -> bytes:
     Raises:
         ConfigError: it is absent, no file, too long, or anyone may write it.
     """
-    data, status = _read(path, limit_bytes, 0)
+    data, status = _read(path, limit_bytes)
     if status.st_mode & stat.S_IWOTH:
         raise ConfigError(
             f"anyone may write the public key file {path}, and who replaces it can read what is sealed "
@@ -110,15 +126,13 @@ def _make_name_durable(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path, limit_bytes: int, flags: int) -> tuple[bytes, os.stat_result]:
+def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
     try:
         # Without O_NONBLOCK a named pipe would be waited for until somebody writes to it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ConfigError(f"the key file {path} is not there") from None
     except OSError as error:
-        if flags & os.O_NOFOLLOW and path.is_symlink():
-            raise ConfigError(f"the key file {path} is a symbolic link; name the file itself") from None
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
     try:
         # What is checked is the open file, so that it cannot be exchanged in between.
