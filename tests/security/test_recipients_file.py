@@ -117,7 +117,7 @@ def test_a_link_leads_to_a_key_whose_own_mode_counts(key_file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "owner", "group", "is_reached"),
-    [
+    (
         (0o100440, 0, 2000, False),  # as Kubernetes mounts a secret with fsGroup
         (0o100400, 0, 2000, False),
         (0o100440, 0, 3000, True),  # a group of others
@@ -125,7 +125,7 @@ def test_a_link_leads_to_a_key_whose_own_mode_counts(key_file: Path) -> None:
         (0o100460, 0, 2000, True),
         (0o100444, 0, 2000, True),
         (0o100404, 0, 2000, True),
-    ],
+    ),
 )
 def test_root_may_hand_a_key_to_a_group_of_this_process(
     mode: int, owner: int, group: int, is_reached: bool
