@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import README, blocks, run
+from pages import README, blocks, program, run
 
 
 @pytest.fixture(scope="module")
 def quick_start() -> str:
-    (block,) = blocks(README)
-    return block.text
+    first, *_ = (block for block in blocks(README) if block.kind == "python")
+    return first.text
+
+
+def test_the_page_runs_as_it_stands_and_seals(tmp_path: Path) -> None:
+    run(program(README), tmp_path)
+    (checkpoint,) = (tmp_path / "runs" / "c").glob("step-*")
+    stored = [path.name for path in (checkpoint / "data").iterdir()]
+    assert all(name.endswith(".floe") or name == "MANIFEST.json" for name in stored), stored
 
 
 def test_the_quick_start_leaves_the_three_newest_checkpoints(quick_start: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def can_train() -> str | None:
     for style in ("fsdp", "hsdp", "fsdp x tp"):
         try:
             train(*build(style), range(1))
-        except RuntimeError as error:
+        except (AttributeError, RuntimeError) as error:
             return f"{style}: {str(error).splitlines()[0]}"
     return None
 
