@@ -13,16 +13,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sealed_roots import CountedKey
+from sealed_roots import CountedKey, keyrings_of
 
 from strongroom import Checkpointer
 from strongroom.config import Policy
 from strongroom.errors import ConfigError, UnsealedError
 from strongroom.layout import CheckpointName
 from strongroom_security import Seal, SecurityPolicy
+from strongroom_security.fields import Context
+from strongroom_security.keyring import WrapMode
 from strongroom_security.policy import _warn_of_forgers
 from strongroom_security.recipients.file import create_key_file
 from strongroom_security.recipients.hpke import create_key_pair
+from strongroom_security.secret import Secret
 from strongroom_security.tomllines import line_of
 
 if sys.version_info >= (3, 11):
@@ -203,6 +206,34 @@ def test_recipients_may_be_objects_of_the_callers_own(folder: Path) -> None:
     assert seal.recipients[0] is mine
     assert [identity.uri for identity in seal.openers] == ["counted:a", "file:kek.key", "counted:b"]
     assert SecurityPolicy(seal=seal).sealing is not None
+
+
+@pytest.mark.parametrize("wrap", ("checkpoint", "direct"))
+def test_what_a_seal_says_of_wraps_and_time_holds_for_saves_and_restores(
+    wrap: WrapMode, tmp_path: Path
+) -> None:
+    granted: list[float] = []
+
+    class Timed(CountedKey):
+        def wrap(self, key: Secret, context: Context, *, within_s: float) -> bytes:
+            granted.append(within_s)
+            return super().wrap(key, context, within_s=within_s)
+
+        def unwrap(self, wrapped: bytes, context: Context, *, within_s: float) -> Secret:
+            granted.append(within_s)
+            return super().unwrap(wrapped, context, within_s=within_s)
+
+    policy = SecurityPolicy(seal=Seal(recipients=[Timed("a")], wrap=wrap, timeout_s=2.5))
+    with Checkpointer(tmp_path / "run", security=policy) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(3)}).result(timeout_s=60)
+        (keyring,) = keyrings_of(tmp_path / "run").values()
+        assert keyring.wrap == wrap
+        if wrap == "checkpoint":
+            assert granted == [2.5]
+        granted.clear()
+        assert checkpointer.restore({"w": torch.zeros(3)}) is not None
+    assert granted
+    assert max(granted) <= 2.5
 
 
 def test_a_seal_shows_no_key(folder: Path) -> None:
