@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from strongroom import layout
+from strongroom.errors import NoKeyError
 from strongroom.manifest import Commit
 from strongroom.messages import Message
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
@@ -101,8 +102,12 @@ class Access:
         opened = open_checkpoint(store, commit, self._sealing)
         if opened.manifest.is_sealed and self._sealing is not None and not self._ranks.is_alone:
             if self._unlocked is None and self._own is not None:
+                if not self._handed:
+                    raise NoKeyError(
+                        f"{commit.name} is sealed, and rank 0, which opens it for all ranks, has no policy "
+                        "that says how: give every rank the same policy"
+                    )
                 self._unlocked = self._sealing.locked(opened.manifest)
-                if self._handed:
-                    self._unlocked.take_over(self._own, self._handed)
+                self._unlocked.take_over(self._own, self._handed)
             return replace(opened, keys=self._unlocked)
         return opened

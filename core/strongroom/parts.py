@@ -130,7 +130,7 @@ def write_together(
             # The coordinator makes its own folder durable; a name that this rank made may need its own.
             attempt.make_durable()
         has_written = True
-        return part.message(_handed(attempt, invitation))
+        return part.message(_handed(attempt, b"" if ranks.is_coordinator else invitation))
 
     def decide(said: list[Message]) -> Verdict:
         nonlocal committed
