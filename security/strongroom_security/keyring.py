@@ -50,6 +50,9 @@ __all__ = [
     "write_generation",
 ]
 
+_MAX_REMOVED: Final = 16
+"""Generations, from the first on, that may be gone where a reader has to guess at what there is."""
+
 WrapMode = Literal["checkpoint", "direct"]
 """Whether recipients wrap one key, which wraps the files' keys, or each file's key."""
 
@@ -265,15 +268,16 @@ class Keyring:
 def newest_first(store: Store, name: CheckpointName) -> list[int]:
     """The generations of a checkpoint's keyring, the newest first; ``[1]`` where none is seen.
 
-    Where listing is denied they are asked for one by one from the first, up to one that is not there.
+    Where listing is denied they are asked for one by one, up to one that is not there; the first 16 may be gone.
 
     Raises:
+        AccessDeniedError: they may not be listed, and none is found: that says nothing of the bytes.
         StoreError: the store could not be asked.
     """
     try:
         names = store.list_names(f"{name.folder}/{layout.KEYRINGS}")
-    except AccessDeniedError:
-        return _probed(store, name)
+    except AccessDeniedError as denied:
+        return _probed(store, name, denied)
     found = [number for number in map(layout.parse_keyring_name, names) if number is not None]
     return sorted(found, reverse=True) or [1]
 
@@ -299,15 +303,23 @@ def write_generation(store: Store, keyring: Keyring) -> bool:
     return store.put_if_absent(layout.keyring_key(keyring.name, keyring.generation), keyring.encode())
 
 
-def _probed(store: Store, name: CheckpointName) -> list[int]:
-    seen = [1]
+def _probed(store: Store, name: CheckpointName, denied: AccessDeniedError) -> list[int]:
+    seen: list[int] = []
     for number in range(1, layout.MAX_KEYRING + 1):
         try:
             store.stat(layout.keyring_key(name, number))
         except (ObjectNotFoundError, AccessDeniedError):
-            break  # a bucket that may not be listed does not say whether an object is absent, either
-        seen.append(number)
-    return sorted(set(seen), reverse=True)
+            # A bucket that may not be listed does not say whether an object is absent, either.
+            if seen or number > _MAX_REMOVED:
+                break
+        else:
+            seen.append(number)
+    if not seen:
+        raise AccessDeniedError(
+            f"{name.folder}/{layout.KEYRINGS}/ may not be listed, and none of the first {_MAX_REMOVED} keyrings "
+            f"can be read; allow this identity to list the folder, or to read what is in it"
+        ) from denied
+    return seen[::-1]
 
 
 def _keyring(members: dict[str, Json]) -> Keyring:

@@ -454,12 +454,25 @@ class NoListing(MemoryStore):
 def test_where_listing_is_denied_generations_are_asked_for_in_turn(error: type[Exception]) -> None:
     store = NoListing()
     store.error = error
-    assert newest_first(store, NAME) == [1]
     keyring = UNDER_ONE
     for _ in range(3):
         assert write_generation(store, keyring)
         keyring = next_one(keyring)
     assert newest_first(store, NAME) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("error", (ObjectNotFoundError, AccessDeniedError))
+def test_where_listing_is_denied_old_generations_may_be_gone(error: type[Exception]) -> None:
+    store = NoListing()
+    store.error = error
+    for number in (16, 17):
+        store.put(f"{NAME.folder}/keyring/{number:04d}.json", b"{}")
+    assert newest_first(store, NAME) == [17, 16]
+
+
+def test_to_find_no_keyring_where_listing_is_denied_is_no_damage() -> None:
+    with pytest.raises(AccessDeniedError, match="allow this identity to list"):
+        newest_first(NoListing(), NAME)
 
 
 def test_a_store_that_is_out_of_reach_is_no_store_without_keyrings() -> None:
