@@ -268,7 +268,8 @@ class Keyring:
 def newest_first(store: Store, name: CheckpointName) -> list[int]:
     """The generations of a checkpoint's keyring, the newest first; ``[1]`` where none is seen.
 
-    Where listing is denied they are asked for one by one, up to one that is not there; the first 16 may be gone.
+    Where listing is denied they are asked for one by one, up to one that is not there; of the first, 16
+    may be gone.
 
     Raises:
         AccessDeniedError: they may not be listed, and none is found: that says nothing of the bytes.
@@ -316,8 +317,8 @@ def _probed(store: Store, name: CheckpointName, denied: AccessDeniedError) -> li
             seen.append(number)
     if not seen:
         raise AccessDeniedError(
-            f"{name.folder}/{layout.KEYRINGS}/ may not be listed, and none of the first {_MAX_REMOVED} keyrings "
-            f"can be read; allow this identity to list the folder, or to read what is in it"
+            f"{name.folder}/{layout.KEYRINGS}/ may not be listed, and none of the first {_MAX_REMOVED} "
+            "keyrings can be read; allow this identity to list the folder, or to read what is in it"
         ) from denied
     return seen[::-1]
 
