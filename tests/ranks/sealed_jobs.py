@@ -149,6 +149,25 @@ def keepers_that_fail(root: Path, kind: str, log: Path) -> list[Told]:
     return calls
 
 
+def keeper_that_hangs(root: Path, log: Path) -> list[Told]:
+    """A save that ends by its deadline and a restore that ends by the policy's, and each again afterwards."""
+    keeper = LoggingKeeper("one", log)
+    security = SecurityPolicy(seal=Seal(recipients=[keeper], timeout_s=0.5))
+    calls = []
+    with checkpointer(root, security=security) as opened:
+        opened.save(1, sharded_state(1)).result(timeout_s=TIMEOUT_S)
+    gate = keeper.hang()
+    with checkpointer(root, security=security, timeout_s=3.0) as opened:
+        calls.append(told(lambda: opened.restore(empty_state())))
+        calls.append(told(lambda: opened.save(2, sharded_state(2)).result(timeout_s=TIMEOUT_S)))
+        gate.set()
+        keeper.does = lambda: None
+        dist.barrier()
+        calls.append(told(lambda: opened.restore(empty_state()).step))
+        calls.append(told(lambda: opened.save(3, sharded_state(3)).result(timeout_s=TIMEOUT_S).step))
+    return calls
+
+
 # -------------------------------------------------------------------------------- a rank without a policy
 
 

@@ -200,6 +200,20 @@ def test_a_keeper_that_fails_fails_all_ranks_alike_and_the_next_save_works(
     assert {line.rpartition(" by ")[2] for line in log.read_text().splitlines()} == {"rank 0"}
 
 
+def test_a_keeper_that_never_answers_is_told_to_all_ranks_in_time(crews: Crews, tmp_path: Path) -> None:
+    """By the ranks' own deadline no rank is taken to be missing that only waits for a keeper."""
+    outcomes = crews.run(jobs.keeper_that_hangs, tmp_path / "run", tmp_path / "log", ranks=RANKS)
+    for closed, failed, restored, saved in outcomes:
+        for told in (closed, failed):
+            assert told.error == "KeyServiceError", told
+            assert "keeper:one did not answer in time" in told.text
+        assert (restored.step, saved.step) == (1, 3)
+    assert sorted(path.name[:17] for path in (tmp_path / "run").glob("step-*")) == [
+        "step-000000000001",
+        "step-000000000003",
+    ]
+
+
 @pytest.mark.parametrize(
     ("without", "saving", "opening"),
     (

@@ -157,22 +157,25 @@ def test_a_save_that_fails_before_it_is_written_asks_nobody(store: Watched) -> N
 # How long training waits for them
 
 
-def test_a_save_returns_while_the_keeper_has_not_answered(store: Watched) -> None:
-    gate, asked = threading.Event(), threading.Event()
+def test_a_save_returns_while_the_keeper_has_not_answered() -> None:
+    """It is asked beside the writing and not after it; the keyring and the commit alone wait for it."""
+    gate, asked, written = threading.Event(), threading.Event(), threading.Event()
 
-    def wait() -> None:
+    def answer() -> None:
         asked.set()
         assert gate.wait(60)
 
-    keeper = Keeper(does=wait)
+    class Waiting(MemoryStore):
+        def open_writer(self, key: str, *, length_bytes: int) -> Any:
+            assert asked.wait(60), "the keeper was not asked before the first file was written"
+            if key.endswith("MANIFEST.json"):
+                written.set()
+            return super().open_writer(key, length_bytes=length_bytes)
+
+    keeper, store = Keeper(does=answer), Watched(Waiting())
     with Checkpointer(store, security=policy_of(keeper), when_busy="skip") as checkpointer:
         handle = checkpointer.save(1, state_of(1))
-        assert asked.wait(60)
-        # It is asked beside the writing and not after it, and only the keyring and the commit wait for it.
-        deadline = time.monotonic() + 60
-        while not any(key.endswith("MANIFEST.json") for key in store.written):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        assert written.wait(60)
         assert not any(key.endswith("COMMIT") or "keyring" in key for key in store.written)
         assert checkpointer.save(2, state_of(2)).skipped is not None
         gate.set()
