@@ -85,22 +85,21 @@ class Run:
         self.policy = policy
 
     @classmethod
-    def make(cls, policy: SecurityPolicy, run_id: str) -> Run:
-        """Of two runs with the same policy, names and times, only the ids differ."""
+    def make(
+        cls, policy: SecurityPolicy, run_id: str = "run-a", attempt: str = "a", last_step: int = 3
+    ) -> Run:
+        """All attempts are called alike, so that two runs' newest checkpoints differ in one thing alone."""
         store = MemoryStore()
-        numbers = itertools.count(1)
 
         def begin() -> Checkpointer:
-            return Checkpointer(
-                store, security=policy, run_id=run_id, draw=lambda size: f"{next(numbers):0{2 * size}x}"
-            )
+            return Checkpointer(store, security=policy, run_id=run_id, draw=lambda size: attempt * (2 * size))
 
         with begin() as checkpointer:
             for step in (1, 2, 3):
                 checkpointer.save(step, state_of(step)).result()
         with begin() as checkpointer:
             checkpointer.restore(step=2)
-            checkpointer.save(3, state_of(33)).result()
+            checkpointer.save(last_step, state_of(33)).result()
         return cls(store.contents(), policy)
 
     def copy(self) -> Run:
@@ -170,7 +169,9 @@ FOLDERLESS = ("COMMIT", KEYRING, "keyring/0002.json")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """A run, one that was hashed otherwise, one whose keys are wrapped directly, and a foreign one."""
+    """A run; one that was hashed otherwise, and one whose keys are wrapped directly; and of the first one
+    others that differ in the newest one's run, step or attempt.
+    """
     folder = tmp_path_factory.mktemp("keys")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strongroom.shards.MIN_PART_BYTES", MIB)
@@ -182,10 +183,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
             )
         )
         return {
-            "blake3": Run.make(blake3, "run-a"),
-            "sha256": Run.make(sha256, "run-a"),
-            "direct": Run.make(direct, "run-a"),
+            "blake3": Run.make(blake3),
+            "sha256": Run.make(sha256),
+            "direct": Run.make(direct),
             "foreign": Run.make(blake3, "run-b"),
+            "another step": Run.make(blake3, last_step=4),
+            "another attempt": Run.make(blake3, attempt="b"),
         }
 
 
@@ -251,7 +254,7 @@ def check_refused(run: Run, words: str, *, file: str | None = None) -> None:
         assert any(file in problem.key for problem in report.problems), report.problems
 
 
-@pytest.mark.parametrize("kind", ("blake3", "sha256", "direct", "foreign"))
+@pytest.mark.parametrize("kind", ("blake3", "sha256", "direct", "foreign", "another attempt"))
 def test_what_these_tests_change_is_whole_before(kind: str, runs: dict[str, Run]) -> None:
     run = runs[kind]
     assert len(run.read(SHARD)) == len(run.read(OTHER_SHARD)) > MIB
@@ -373,6 +376,26 @@ def test_a_file_under_another_name(file: str, run: Run) -> None:
 # What was sealed for another place
 
 
+Elsewhere = Callable[[str, str], bytes]
+
+
+@pytest.fixture
+def elsewhere(runs: dict[str, Run]) -> Elsewhere:
+    """The file of a checkpoint that differs from the newest one in just one thing."""
+
+    def elsewhere(where: str, path: str) -> bytes:
+        newest = runs["blake3"].newest
+        run, name = {
+            "another step": (runs["another step"], replace(newest, step=4)),
+            "another launch": (runs["blake3"], replace(newest, launch=1)),
+            "another attempt": (runs["another attempt"], replace(newest, attempt="b" * 16)),
+            "another run": (runs["foreign"], newest),
+        }[where]
+        return run.read(path, name)
+
+    return elsewhere
+
+
 def check_swapped(run: Run, file: str) -> None:
     is_shard = file in (SHARD, OTHER_SHARD)
     words = "does not begin with the header" if is_shard else f"stored digest|{WRONG_LENGTH}"
@@ -395,54 +418,47 @@ def test_two_documents_that_were_exchanged(one: str, other: str, run: Run) -> No
     check_refused(run, WRONG_LENGTH)
 
 
+ELSEWHERE = ("another step", "another launch", "another attempt", "another run")
+
+
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize(
-    ("step", "launch"), ((2, 1), (3, 1)), ids=("of another step", "of another attempt at the step")
-)
-def test_a_file_of_another_checkpoint_of_the_run(file: str, step: int, launch: int, run: Run) -> None:
-    other = run.read(file, run.name(step, launch))
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_file_of_another_checkpoint(file: str, where: str, run: Run, elsewhere: Elsewhere) -> None:
+    """Sealed to the same recipients, for the same path, and a place that differs in one thing."""
+    other = elsewhere(where, file)
     if file.startswith("00000-"):
         assert len(other) == len(run.read(file))
     run.write(file, other)
     check_swapped(run, file)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_of_another_run(file: str, run: Run, foreign: Run) -> None:
-    """Sealed to the same recipients, for the same path, step, launch and attempt."""
-    assert foreign.newest == run.newest
-    run.write(file, foreign.read(file))
-    check_swapped(run, file)
-
-
-def under_the_header(run: Run, file: str, body: bytes) -> None:
-    run.write(file, run.read(file)[:SEGMENT_START] + body)
-
-
-@pytest.mark.parametrize("where", ("another shard", "another step", "another run"))
+@pytest.mark.parametrize("where", ("another shard", *ELSEWHERE))
 @pytest.mark.parametrize("which", ("all segments", "the last one"))
 def test_segments_from_elsewhere_under_the_true_header(
-    where: str, which: str, run: Run, foreign: Run
+    where: str, which: str, run: Run, elsewhere: Elsewhere
 ) -> None:
     """What the pinned header says is true then; the segments are not of its file."""
-    other = {
-        "another shard": run.read(OTHER_SHARD),
-        "another step": run.read(SHARD, run.name(2)),
-        "another run": foreign.read(SHARD),
-    }[where]
+    other = run.read(OTHER_SHARD) if where == "another shard" else elsewhere(where, SHARD)
     start = SEGMENT_START if which == "all segments" else SEGMENT_START + MIB
     run.write(SHARD, run.read(SHARD)[:start] + other[start:])
     number = 0 if which == "all segments" else 1
     check_refused(run, rf"segment {number} \(of 0 to 1\) is not what was sealed there", file=SHARD)
 
 
-def test_segments_that_were_exchanged_within_a_file(runs: dict[str, Run]) -> None:
-    """The true ones, at other places; the sizes say nothing."""
-    run = runs["blake3"].copy()
-    data = run.read(SHARD)
-    first, last = data[SEGMENT_START : SEGMENT_START + MIB], data[SEGMENT_START + MIB :]
-    under_the_header(run, SHARD, last + first)
-    check_refused(run, r"segment [01] \(of 0 to 1\)", file=SHARD)
+def test_segments_of_one_length_that_were_exchanged_within_a_file(runs: dict[str, Run]) -> None:
+    """The true ones, at other places; the marks and sizes say nothing."""
+    policy, store = runs["blake3"].policy, MemoryStore()
+    with Checkpointer(store, security=policy) as checkpointer:
+        checkpointer.save(1, {"t": torch.randn(600_000)}).result()
+    (name,) = Catalog(store).history().commits
+    key = layout.data_key(name, SHARD)
+    data = store.contents()[key]
+    first, second, last = (data[start : start + MIB] for start in range(SEGMENT_START, len(data), MIB))
+    for order in ((second, first, last), (first, first, last), (second, second, last)):
+        store.plant({key: data[:SEGMENT_START] + b"".join(order)})
+        state = {"t": torch.full((600_000,), 7.0)}
+        with pytest.raises(IntegrityError, match=r"segment [01] \(of 0 to 2\) is not what was sealed there"):
+            Checkpointer(store, security=policy).restore(state)
 
 
 # Replays
@@ -477,9 +493,8 @@ def test_a_whole_checkpoint_from_elsewhere_under_the_newest_name(which: str, run
     check_refused(run, "COMMIT.*(belongs to run run-b|commits step 2|says that it is step 2|step 2)")
 
 
-def test_the_keyring_of_another_checkpoint(run: Run, foreign: Run) -> None:
-    others = [run.read(KEYRING, run.name(2)), run.read(KEYRING, run.name(3, 1)), foreign.read(KEYRING)]
-    for other in others:
+def test_the_keyring_of_another_checkpoint(run: Run, elsewhere: Elsewhere) -> None:
+    for other in (elsewhere(where, KEYRING) for where in ELSEWHERE):
         run.write(KEYRING, other)
         check_refused(run, "keyring 1 of step 3 .* the commit pins")
         # And where the commit is made to pin it.
@@ -629,17 +644,13 @@ def test_a_field_of_the_keyring(field: str, run: Run) -> None:
     check_refused(run, words)
 
 
-@pytest.mark.parametrize("source", ("step 2", "the other attempt", "the other run"))
+@pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("member", ("recipients", "keys", "both"))
 def test_wrapped_keys_replayed_from_another_checkpoint(
-    source: str, member: str, run: Run, foreign: Run
+    where: str, member: str, run: Run, elsewhere: Elsewhere
 ) -> None:
     """In a keyring that says that it is this checkpoint's, and that the commit pins."""
-    other = {
-        "step 2": json.loads(run.read(KEYRING, run.name(2))),
-        "the other attempt": json.loads(run.read(KEYRING, run.name(3, 1))),
-        "the other run": json.loads(foreign.read(KEYRING)),
-    }[source]
+    other = json.loads(elsewhere(where, KEYRING))
     members = ("recipients", "keys") if member == "both" else (member,)
     run.put_keyring({**run.keyring, **{name: other[name] for name in members}}, is_pinned=True)
     words = "wrapped key of 00000-00" if member == "keys" else "did not wrap this key for this checkpoint"
