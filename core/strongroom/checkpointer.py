@@ -63,7 +63,7 @@ from strongroom.manifest import (
     Commit,
     check_run_id,
 )
-from strongroom.messages import Message
+from strongroom.messages import Message, text_of
 from strongroom.ownership import Owners
 from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
@@ -442,7 +442,7 @@ class Checkpointer:
             "step": intent.step,
             "turn": turn,
             "digest": self._algorithm,
-            "is_sealed": self._sealing is not None,
+            "sealing": self._sealing.fingerprint if self._sealing is not None else "",
         }
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
@@ -462,7 +462,7 @@ class Checkpointer:
     def _decide(self, said: list[Message]) -> Verdict:
         """The coordinator's decision on a save."""
         check_same_call(_calls(said), "deciding")
-        for member, words in (("digest", _digest_words), ("is_sealed", _sealing_words)):
+        for member, words in (("digest", _digest_words), ("sealing", _sealing_words)):
             found = [message.members[member] for message in said]
             odd = [rank for rank, value in enumerate(found) if value != found[0]]
             if odd:
@@ -556,6 +556,9 @@ class Checkpointer:
             if not isinstance(error, Exception):
                 raise
             return
+        finally:
+            if attempt.seal is not None:
+                attempt.seal.discard()
         self._failures.end_row()
         self._newest = commit.ref
         self._emitter.emit(
@@ -582,8 +585,9 @@ class Checkpointer:
             told = error
         else:
             kept = f"step {self._newest.step}" if self._newest else "what was committed before"
+            why = text_of(error) or type(error).__name__
             told = SaveError(
-                f"the save of step {step} failed in the background: {str(error) or type(error).__name__}. "
+                f"the save of step {step} failed in the background: {why}. "
                 f"It was not committed; {kept} is untouched"
             )
             told.__cause__ = error
@@ -769,7 +773,13 @@ class Checkpointer:
         wait_s = bound if timeout_s is None else min(timeout_s, bound)
         try:
             flight.job.result(wait_s)
-        except FutureTimeoutError:
+        except BaseException as error:
+            if flight.job.done() and flight.job.exception() is error:
+                # It was told as the save's failure, whatever it is: a thread's exit ends no program.
+                self._in_flight = None
+                return
+            if not isinstance(error, FutureTimeoutError):
+                raise
             raise WaitTimeoutError(
                 f"the save of step {flight.name.step} is still under way after {wait_s:.0f} s: "
                 f"{self._store.uri} does not answer in time. It goes on in the background and does not "
@@ -795,8 +805,8 @@ def _digest_words(digest: str) -> str:
     return f"computes {digest} digests"
 
 
-def _sealing_words(is_sealed: bool) -> str:
-    return "seals" if is_sealed else "does not seal"
+def _sealing_words(fingerprint: str) -> str:
+    return f"seals for the recipients {fingerprint}" if fingerprint else "does not seal"
 
 
 def _calls(said: Sequence[Message]) -> list[str]:

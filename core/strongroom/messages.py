@@ -15,7 +15,7 @@ from typing import Any, Final
 from strongroom import errors
 from strongroom.errors import FormatError, RankFailedError, RanksError, StateEncodingError, StrongroomError
 
-__all__ = ["Message", "error_members", "error_of"]
+__all__ = ["Message", "error_members", "error_of", "text_of"]
 
 _LENGTH: Final = struct.Struct(">I")
 
@@ -58,13 +58,18 @@ def _unreadable(why: str) -> FormatError:
     )
 
 
+def text_of(error: BaseException) -> str:
+    """An error's text; of any error, whatever its text does."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - whoever waits for this must hear of something
+        return f"(its text cannot be had: {type(broken).__name__})"
+
+
 def error_members(error: BaseException) -> dict[str, Any]:
     """An error as members of a message; of any error, whatever its text does."""
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in errors.__all__), None)
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 - whoever waits for this must hear of something
-        text = f"(its text cannot be had: {type(broken).__name__})"
+    text = text_of(error)
     if len(text) > _TEXT_LENGTH:
         text = f"{text[:_TEXT_LENGTH]} ({len(text) - _TEXT_LENGTH} characters more)"
     members: dict[str, Any] = {"kind": kind, "text": text}

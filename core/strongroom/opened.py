@@ -173,8 +173,9 @@ class OpenedCheckpoint:
             )
         if record.header is None:
             return data
+        unlocked = self.unlocked
         try:
-            return open_whole(self.opener(record), data)
+            return open_whole(unlocked.opener(record), data)
         except IntegrityError as error:
             raise IntegrityError(f"{what}: {error}; {ADVICE}") from error
 

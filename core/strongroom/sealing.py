@@ -112,6 +112,9 @@ class SaveSeal(Protocol):
             SaveError: it was not sealed to this attempt.
         """
 
+    def discard(self) -> None:
+        """Forget every key: the attempt has ended, well or not. Fine when repeated."""
+
     def begin_wrapping(self) -> None:
         """On the coordinator: begin to wrap the checkpoint's key for each recipient, in the background."""
 
@@ -153,6 +156,10 @@ class Unlocked(Protocol):
 @runtime_checkable
 class Sealing(Protocol):
     """What a policy's ``[seal]`` comes to."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells who can open what is saved, in a few digits: the same on every rank of a job."""
 
     def one_off(self) -> OneOff:
         """A new key pair."""

@@ -284,6 +284,8 @@ class Attempt:
 
     def abort(self) -> None:
         """Remove what was written, as far as the store lets us; never what may have been committed."""
+        if self.seal is not None:
+            self.seal.discard()
         if self._may_be_committed:
             return
         try:

@@ -13,6 +13,7 @@ else: nobody here has a key, or was refused (`NoKeyError`); who keeps the key ca
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -106,6 +107,11 @@ class EnvelopeSealing:
         self._unsealed_names = tuple(unsealed_names)
         self._within_s = within_s
         self._clock = clock
+
+    @property
+    def fingerprint(self) -> str:
+        ids = "\n".join((self._wrap, *(recipient.id for recipient in self._recipients)))
+        return hashlib.sha256(ids.encode()).hexdigest()[:16]
 
     def one_off(self) -> HandOverKey:
         return HandOverKey.draw()

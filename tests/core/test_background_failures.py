@@ -355,3 +355,25 @@ def test_a_failure_that_nobody_foresaw_is_told_as_well(store: Any, begin: Any) -
     with pytest.raises(SaveError, match="third party") as caught:
         checkpointer.wait()
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+class MuteError(Exception):
+    """An error that cannot say what it is about."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("odd", (SystemExit(3), GeneratorExit(), MuteError()))
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_a_store_raises_the_save_has_failed_and_the_next_one_works(
+    store: Any, begin: Any, odd: BaseException
+) -> None:
+    store.fail(odd, on="finish")
+    checkpointer = begin(store)
+    handle = checkpointer.save(1, STATE)
+    with pytest.raises(SaveError, match="step 1 failed in the background"):
+        handle.result(60)
+    store.hook = None
+    assert checkpointer.save(2, STATE).result().step == 2
+    checkpointer.close()
