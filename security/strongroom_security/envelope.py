@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from strongroom import layout
-from strongroom.errors import ConfigError, FormatError, IntegrityError
+from strongroom.errors import ConfigError, FormatError, IntegrityError, NoKeyError
 from strongroom_security.fields import Context, handover_info, wrap_info
 from strongroom_security.keyring import WRAPPED_KEY_BYTES
 from strongroom_security.secret import KEY_BYTES, Secret
@@ -151,13 +151,15 @@ def hand_over(public: bytes, handed: HandedOver, context: Context) -> bytes:
     """Seal files' keys to another rank's one-off key.
 
     Raises:
-        FormatError: the public key is none, or there are more keys than are opened.
+        NoKeyError: the public key is none, or there are more keys than are opened. No `IntegrityError`:
+            this says something of another rank, and nothing of the checkpoint.
     """
     try:
         key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
     except ValueError:
-        raise FormatError(
-            f"{len(public)} bytes that are no point of P-256 came as a rank's one-off key"
+        raise NoKeyError(
+            f"{len(public)} bytes that are no point of P-256 came as a rank's one-off key, so it can be "
+            f"handed no keys; see that every rank runs the same release, then do it again"
         ) from None
     packed = _packed(handed)
     try:
@@ -165,7 +167,10 @@ def hand_over(public: bytes, handed: HandedOver, context: Context) -> bytes:
     finally:
         packed[:] = bytes(len(packed))
     if len(sealed) > _MAX_HANDED_BYTES:
-        raise FormatError(f"{len(handed.keys)} keys come to more than {_MAX_HANDED_BYTES} bytes")
+        raise NoKeyError(
+            f"{len(handed.keys)} keys come to more than the {_MAX_HANDED_BYTES} bytes that a rank is handed; "
+            f"write fewer files"
+        )
     return sealed
 
 

@@ -210,6 +210,7 @@ class _SaveSeal:
         self._checkpoint_key: CheckpointKey | None = None
         self._wraps: list[_Call[bytes]] = []
         self._is_made = False
+        self._has_ended = False
 
     def sealer(self, path: str) -> FloeSealer:
         """As `SaveSeal.sealer`.
@@ -221,12 +222,14 @@ class _SaveSeal:
         key = Secret.draw(KEY_BYTES)
         sealer = FloeSealer(key, file_aad(_at(self._context, path)))
         with self._lock:
+            self._check_goes_on()
             if self._keys.setdefault(path, key) is not key:
                 raise SaveError(f"{path} has a sealer already; what is written again has a new name")
         return sealer
 
     def hand_over(self, public: bytes) -> bytes:
         with self._lock:
+            self._check_goes_on()
             keys = dict(self._keys)
         return hand_over(public, HandedOver(generation=0, keys=keys), self._context)
 
@@ -239,6 +242,7 @@ class _SaveSeal:
                 f"{len(handed)} bytes were handed over that were not sealed to this attempt, {self._name}"
             )
         with self._lock:
+            self._check_goes_on()
             for path, key in found.keys.items():
                 if self._keys.setdefault(path, key) != key:
                     raise SaveError(f"two ranks handed over different keys of {path}")
@@ -247,6 +251,7 @@ class _SaveSeal:
         if self._wrap == "direct":
             return  # each recipient wraps every file's key, and the last is known when it was handed over
         with self._lock:
+            self._check_goes_on()
             if self._checkpoint_key is not None:
                 return  # one call to each recipient, however often this is called
             key = self._checkpoint_key = CheckpointKey.draw(self._context)
@@ -264,6 +269,7 @@ class _SaveSeal:
         with self._lock:
             if self._is_made:
                 raise SaveError(f"the keyring of {self._name} was made already, and its keys are gone")
+            self._check_goes_on()
             missing = sorted(set(paths) - self._keys.keys())
             keys = {path: self._keys[path] for path in sorted(paths) if path in self._keys}
         if missing:
@@ -287,8 +293,16 @@ class _SaveSeal:
             keys=wrapped,
         )
         data = document.encode()
-        self._forget()
+        with self._lock:
+            self._is_made = True
+            self._wipe()
         return data
+
+    def discard(self) -> None:
+        """As `SaveSeal.discard`. What is asked of it afterwards is a `SaveError`."""
+        with self._lock:
+            self._has_ended = True
+            self._wipe()
 
     def _under_checkpoint_key(
         self, keys: Mapping[str, Secret], deadline: float
@@ -332,14 +346,16 @@ class _SaveSeal:
         )
         return recipients, wrapped
 
-    def _forget(self) -> None:
-        """The keyring has them now; nothing here is to be found in a core dump later."""
-        with self._lock:
-            self._is_made = True
-            for key in self._keys.values():
-                key.wipe()
-            if self._checkpoint_key is not None:
-                self._checkpoint_key.secret.wipe()
+    def _wipe(self) -> None:
+        """The keyring has the keys, or nobody will; nothing here is to be found in a core dump later."""
+        for key in self._keys.values():
+            key.wipe()
+        if self._checkpoint_key is not None:
+            self._checkpoint_key.secret.wipe()
+
+    def _check_goes_on(self) -> None:
+        if self._has_ended:
+            raise SaveError(f"the save of {self._name} has ended, and its keys are gone")
 
     @property
     def _name(self) -> str:

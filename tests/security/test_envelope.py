@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strongroom.errors import ClosedError, ConfigError, FormatError, IntegrityError
+from strongroom.errors import ClosedError, ConfigError, IntegrityError, NoKeyError
 from strongroom_security import envelope
 from strongroom_security.envelope import CheckpointKey, HandedOver, HandOverKey, hand_over
 from strongroom_security.fields import Context, handover_info, wrap_info
@@ -192,7 +192,8 @@ def test_contents_in_any_other_form_are_refused() -> None:
         assert opened(packed) is None, packed
 
 
-def test_a_public_key_that_is_none_is_refused() -> None:
+def test_a_public_key_that_is_none_is_refused_and_is_no_damage() -> None:
+    """A restore falls back to an older checkpoint for an IntegrityError."""
     good = HandOverKey.draw().public
     assert len(good) == 65
     for public in (
@@ -204,7 +205,7 @@ def test_a_public_key_that_is_none_is_refused() -> None:
         b"\5" + good[1:],
         good[:64] + bytes([good[64] ^ 1]),
     ):
-        with pytest.raises(FormatError, match="no point of P-256"):
+        with pytest.raises(NoKeyError, match="no point of P-256"):
             hand_over(public, handed(PATH), CONTEXT)
 
 
@@ -213,7 +214,7 @@ def test_no_more_is_handed_over_than_is_opened(monkeypatch: pytest.MonkeyPatch) 
     sealed = hand_over(one_off.public, handed(PATH), CONTEXT)
     monkeypatch.setattr(envelope, "_MAX_HANDED_BYTES", len(sealed) - 1)
     assert one_off.open(sealed, CONTEXT) is None
-    with pytest.raises(FormatError, match="1 keys come to more"):
+    with pytest.raises(NoKeyError, match="1 keys come to more"):
         hand_over(one_off.public, handed(PATH), CONTEXT)
 
 

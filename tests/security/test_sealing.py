@@ -340,6 +340,38 @@ def test_the_keys_are_gone_once_the_keyring_is_made() -> None:
         seal._checkpoint_key.secret.reveal()
 
 
+@pytest.mark.parametrize("made", (False, True), ids=("failed", "made"))
+def test_the_keys_of_a_save_are_wiped_when_it_ends_well_or_not(made: bool) -> None:
+    sealing = EnvelopeSealing([Keeper()])
+    one_off, other = sealing.one_off(), sealing.seal_save(RUN, NAME, None)
+    seal = sealing.seal_save(RUN, NAME, one_off)
+    seal.sealer(PATHS[0])
+    other.sealer(PATHS[1])
+    handed = other.hand_over(one_off.public)
+    seal.take_over(handed)
+    seal.begin_wrapping()
+    if made:
+        seal.keyring(PATHS[:2], within_s=20)
+    for each in (seal, seal, other):
+        each.discard()
+    keys = [*seal._keys.values(), *other._keys.values()]
+    assert len(keys) == 3
+    assert seal._checkpoint_key is not None
+    for key in (*keys, seal._checkpoint_key.secret):
+        with pytest.raises(ClosedError):
+            key.reveal()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: seal.sealer(PATHS[2]),
+        lambda: seal.hand_over(one_off.public),
+        lambda: seal.take_over(handed),
+        lambda: seal.keyring(PATHS[:1], within_s=20),
+        seal.begin_wrapping,
+    )
+    for call in calls:
+        with pytest.raises(SaveError, match="its keys are gone"):
+            call()
+
+
 # Several ranks
 
 
