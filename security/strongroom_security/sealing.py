@@ -14,17 +14,20 @@ else: nobody here has a key, or was refused (`NoKeyError`); who keeps the key ca
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     ConfigError,
+    FormatError,
     IntegrityError,
     KeyServiceError,
     NoKeyError,
@@ -257,10 +260,9 @@ class _SaveSeal:
             key = self._checkpoint_key = CheckpointKey.draw(self._context)
             self._wraps = [
                 _Call(
-                    lambda recipient=recipient: _wrapped(  # type: ignore[misc]
-                        recipient, key.secret, self._context, self._within_s
-                    ),
+                    [partial(_wrapped, recipient, key.secret, self._context)],
                     who=recipient.uri,
+                    within_s=self._within_s,
                 )
                 for recipient in self._recipients
             ]
@@ -318,21 +320,20 @@ class _SaveSeal:
         answers = _results(self._wraps, deadline)
         recipients = tuple(
             RecipientEntry(id=recipient.id, kind=recipient.kind, wrapped=answer)
-            for recipient, answer in zip(self._recipients, answers, strict=True)
+            for recipient, (answer,) in zip(self._recipients, answers, strict=True)
         )
         return recipients, wrapped
 
     def _directly(
         self, keys: Mapping[str, Secret], deadline: float
     ) -> tuple[tuple[RecipientEntry, ...], tuple[WrappedKey, ...]]:
-        def each(recipient: Recipient) -> list[bytes]:
-            return [
-                _wrapped(recipient, key, _at(self._context, path), max(0.0, deadline - time.monotonic()))
-                for path, key in keys.items()
-            ]
-
         calls = [
-            _Call(lambda recipient=recipient: each(recipient), who=recipient.uri)  # type: ignore[misc]
+            _Call(
+                [partial(_wrapped, recipient, key, _at(self._context, path)) for path, key in keys.items()],
+                who=recipient.uri,
+                within_s=self._within_s,
+                deadline=deadline,
+            )
             for recipient in self._recipients
         ]
         columns = _results(calls, deadline)
@@ -571,71 +572,131 @@ class _Unlocking:
 
 
 class _Call(Generic[_T]):
-    """A call to a keeper of keys on a thread of its own, which is left behind where it does not end."""
+    """Questions to one keeper of keys, in turn, on a thread of their own.
 
-    def __init__(self, call: Callable[[], _T], *, who: str) -> None:
+    The thread is left behind where the keeper does not end, and whatever the keeper does, the answer
+    is there or an error that names it: who waits is never left without one.
+
+    Args:
+        questions: each is asked with the seconds that it may take.
+        who: the keeper, as the policy names it.
+        within_s: what each question may take.
+        deadline: on the monotonic clock; when all have to be answered.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Callable[[float], _T]],
+        *,
+        who: str,
+        within_s: float,
+        deadline: float = math.inf,
+    ) -> None:
         self.who: Final = who
-        self.future: Final[Future[_T]] = Future()
-        self._call = call
-
-        def run() -> None:
-            try:
-                self.future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for it
-                self.future.set_exception(_told(error, who))
-
+        self.future: Final[Future[list[_T]]] = Future()
+        self.due = math.inf
+        """On the monotonic clock: when the keeper has had its time for the question that it is asked."""
+        self._questions = questions
+        self._within_s = within_s
+        self._deadline = deadline
+        self._next_question_s()
         # A daemon: what waits for a dead service must not keep the interpreter from ending.
-        threading.Thread(target=run, name="strongroom-keys", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="strongroom-keys", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.future.set_exception(KeyServiceError(f"{who} could not be asked: {error}"))
+
+    def _run(self) -> None:
+        try:
+            answers = [question(self._next_question_s()) for question in self._questions]
+        except BaseException as error:  # noqa: BLE001 - a keeper that ends its thread is told of as any other
+            self.future.set_exception(_told(error, self.who))
+        else:
+            self.future.set_result(answers)
+
+    def _next_question_s(self) -> float:
+        now = time.monotonic()
+        within_s = max(0.0, min(self._within_s, self._deadline - now))
+        self.due = now + within_s + _GRACE_S
+        return within_s
 
     @property
     def was_out_of_reach(self) -> bool:
-        return self.future.done() and isinstance(self.future.exception(), KeyServiceError)
+        if self.future.done():
+            return isinstance(self.future.exception(), KeyServiceError)
+        return self.due <= time.monotonic()
 
     def again(self) -> _Call[_T]:
-        return _Call(self._call, who=self.who)
+        return _Call(self._questions, who=self.who, within_s=self._within_s, deadline=self._deadline)
 
 
-def _results(calls: Sequence[_Call[_T]], deadline: float) -> list[_T]:
+def _results(calls: Sequence[_Call[_T]], deadline: float = math.inf) -> list[list[_T]]:
     """What every call returned.
+
+    Args:
+        deadline: on the monotonic clock; besides the time that each keeper has for each question.
 
     Raises:
         StrongroomError: what the first that failed raised.
         KeyServiceError: some did not end in time; names them.
     """
-    timeout_s = max(0.0, deadline - time.monotonic())
-    done, pending = wait([call.future for call in calls], timeout_s, return_when=FIRST_EXCEPTION)
-    failed = [call.future.exception() for call in calls if call.future in done and call.future.exception()]
-    for error in failed:
-        if error is not None:
-            raise error
-    if pending:
-        slow = ", ".join(call.who for call in calls if call.future in pending)
-        raise KeyServiceError(
-            f"{slow} did not answer in time; see that it is up and reachable from here, then do it again"
-        )
-    return [call.future.result() for call in calls]
+    while True:
+        failed = [call.future.exception() for call in calls if call.future.done()]
+        for error in failed:
+            if error is not None:
+                raise error
+        pending = [call for call in calls if not call.future.done()]
+        if not pending:
+            return [call.future.result() for call in calls]
+        now = time.monotonic()
+        slow = [call.who for call in pending if min(call.due, deadline) <= now]
+        if slow:
+            raise KeyServiceError(
+                f"{', '.join(slow)} did not answer in time; see that it is up and reachable from here, then "
+                f"do it again"
+            )
+        next_s = min(deadline, now + threading.TIMEOUT_MAX, *(call.due for call in pending)) - now
+        wait([call.future for call in pending], next_s, return_when=FIRST_EXCEPTION)
 
 
-def _told(error: BaseException, who: str) -> BaseException:
-    """An error of a keeper, so that it names the keeper and shows nothing that it may not."""
-    if not isinstance(error, Exception):
-        return error
-    for kind in (ConfigError, IntegrityError, KeyServiceError, NoKeyError):
+def _told(error: BaseException, who: str) -> StrongroomError:
+    """An error of a keeper, so that it names the keeper and shows nothing that it may not.
+
+    It is always a new one: what was raised may be of any class, and drags along the frames that it
+    came through, with the key in them.
+    """
+    for kind in (FormatError, IntegrityError, ConfigError, KeyServiceError, NoKeyError):
         if isinstance(error, kind):
-            return error if who in str(error) else kind(f"{who}: {error}")
+            try:
+                text = str(error)
+            except BaseException:  # noqa: BLE001 - a keeper's own code; it may do anything
+                break
+            return kind(text if who in text else f"{who}: {text}")
     # Whoever wrote that keeper did not mean it to be shown: its text may hold anything, a key too.
     return KeyServiceError(f"{who} failed with {type(error).__name__}, of which nothing can be shown")
 
 
 def _wrapped(recipient: Recipient, key: Secret, context: Context, within_s: float) -> bytes:
-    return check_wrapped(recipient.wrap(key, context, within_s=within_s), recipient.uri)
+    wrapped: object = recipient.wrap(key, context, within_s=within_s)
+    if not isinstance(wrapped, bytes):
+        raise KeyServiceError(f"{recipient.uri} wrapped a key to {type(wrapped).__name__}; expected bytes")
+    return check_wrapped(wrapped, recipient.uri)
 
 
 def _unwrapped(identity: Identity, wrapped: bytes, context: Context, within_s: float) -> Secret:
-    call = _Call(lambda: identity.unwrap(wrapped, context, within_s=within_s), who=identity.uri)
-    (key,) = _results([call], time.monotonic() + within_s + _GRACE_S)
-    if key.size_bytes != KEY_BYTES:
-        raise IntegrityError(f"{identity.uri} unwrapped {key.size_bytes} bytes; a key has {KEY_BYTES}")
+    def ask(within_s: float) -> Secret:
+        key: object = identity.unwrap(wrapped, context, within_s=within_s)
+        if not isinstance(key, Secret):
+            raise KeyServiceError(f"{identity.uri} unwrapped to {type(key).__name__}; expected a Secret")
+        if key.size_bytes != KEY_BYTES:
+            key.wipe()
+            raise IntegrityError(f"{identity.uri} unwrapped {key.size_bytes} bytes; a key has {KEY_BYTES}")
+        key.reveal()  # raises where it was wiped already
+        return key
+
+    # What the keeper gave is looked at on that thread: no frame that an error shows here has held it.
+    ((key,),) = _results([_Call([ask], who=identity.uri, within_s=within_s)])
     return key
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -317,6 +318,115 @@ def test_an_error_that_nobody_foresaw_is_told_and_its_text_is_not() -> None:
     assert "deadbeef" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+class _UntoldError(NoKeyError):
+    def __str__(self) -> str:
+        raise SystemExit("deadbeef")
+
+
+class _ChattyError(NoKeyError):
+    """Its text is fine, and it carries more than that."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__("keeper:one refuses")
+        self.key = key
+
+
+@pytest.mark.parametrize("does", ("wrap", "unwrap"))
+@pytest.mark.parametrize("error", (SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, _UntoldError))
+def test_whatever_a_keeper_raises_is_its_own_failure_at_once(
+    store: MemoryStore, does: str, error: type[BaseException]
+) -> None:
+    def raises() -> None:
+        raise error("deadbeef")
+
+    keeper = Keeper()
+    sealing = EnvelopeSealing([keeper])
+    commit, manifest = save(store, sealing)
+    seal = sealing.seal_save(RUN, NAME, None)
+    keeper.does = raises
+    began = time.monotonic()
+    with pytest.raises(KeyServiceError, match=f"keeper:one failed with {error.__name__}") as caught:
+        seal.keyring([], within_s=25) if does == "wrap" else sealing.unlock(store, commit, manifest)
+    assert time.monotonic() - began < 20
+    assert "deadbeef" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_an_error_of_a_keeper_brings_neither_its_class_nor_its_frames_along() -> None:
+    def refuses(key: Secret, context: Context, *, within_s: float) -> bytes:
+        plain = key.reveal()
+        raise _ChattyError(plain)
+
+    keeper = Keeper()
+    keeper.wrap = refuses  # type: ignore[method-assign]
+    seal = EnvelopeSealing([keeper]).seal_save(RUN, NAME, None)
+    with pytest.raises(NoKeyError, match=r"^keeper:one refuses$") as caught:
+        seal.keyring([], within_s=20)
+    assert type(caught.value) is NoKeyError
+    assert "refuses" not in [entry.name for entry in caught.traceback]
+
+
+@pytest.mark.parametrize("answer", (None, "text", 7, bytearray(60)))
+def test_a_recipient_that_wraps_to_no_bytes_fails_the_save_by_name(answer: Any) -> None:
+    keeper = Keeper()
+    keeper.wrap = lambda key, context, *, within_s: answer  # type: ignore[method-assign]
+    seal = EnvelopeSealing([keeper]).seal_save(RUN, NAME, None)
+    with pytest.raises(KeyServiceError, match=f"keeper:one wrapped a key to {type(answer).__name__}"):
+        seal.keyring([], within_s=20)
+
+
+@pytest.mark.parametrize("wrap", ("checkpoint", "direct"))
+def test_a_recipient_has_its_own_time_and_not_the_whole_of_the_save_s(
+    wrap: Any, gates: list[threading.Event]
+) -> None:
+    slow = Keeper("slow")
+    gates.append(slow.hang())
+    seal = EnvelopeSealing([Keeper(), slow], wrap=wrap, within_s=0.2).seal_save(RUN, NAME, None)
+    seal.sealer(PATHS[0])
+    began = time.monotonic()
+    with pytest.raises(KeyServiceError, match=r"^keeper:slow did not answer in time"):
+        seal.keyring(PATHS[:1], within_s=28)
+    assert time.monotonic() - began < 15
+
+
+def test_directly_a_recipient_has_its_time_anew_for_each_file(gates: list[threading.Event]) -> None:
+    keeper = Keeper()
+    keeper.does = lambda: time.sleep(0.5)
+    seal = EnvelopeSealing([keeper], wrap="direct", within_s=0.6).seal_save(RUN, NAME, None)
+    for path in PATHS:
+        seal.sealer(path)
+    assert seal.keyring(PATHS, within_s=28)  # 2 s in all, and 1.6 are given for one
+
+
+def test_a_recipient_that_hung_when_the_save_began_is_asked_again_at_its_end(
+    gates: list[threading.Event],
+) -> None:
+    keeper = Keeper()
+    gates.append(keeper.hang())
+    seal = EnvelopeSealing([keeper], within_s=0.1).seal_save(RUN, NAME, None)
+    seal.sealer(PATHS[0])
+    seal.begin_wrapping()
+    while not seal._wraps[0].was_out_of_reach:
+        time.sleep(0.01)
+    keeper.does = lambda: None
+    assert seal.keyring(PATHS[:1], within_s=20)
+
+
+def test_a_recipient_for_whom_no_thread_starts_fails_the_save_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    seal = EnvelopeSealing([Keeper()]).seal_save(RUN, NAME, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyServiceError, match="keeper:one could not be asked: can't start new thread"):
+            seal.keyring([], within_s=20)
+    assert seal.keyring([], within_s=20)
 
 
 def test_a_recipient_that_wraps_to_nothing_fails_the_save() -> None:
@@ -688,6 +798,35 @@ def test_a_key_of_another_length_is_damage(store: MemoryStore, wrap: Any) -> Non
     commit, manifest = save(store, sealing)
     keeper.unwrap = lambda wrapped, context, *, within_s: Secret(b"short")  # type: ignore[method-assign]
     damaged(store, commit, manifest, "keeper:one unwrapped 5 bytes; a key has 32", sealing)
+
+
+@pytest.mark.parametrize("wrap", ("checkpoint", "direct"))
+@pytest.mark.parametrize("kind", (bytes, bytearray, type(None), str))
+def test_a_keeper_that_unwraps_to_no_secret_is_named_and_no_local_holds_what_it_gave(
+    store: MemoryStore, wrap: Any, kind: type
+) -> None:
+    keeper = Keeper()
+    sealing = EnvelopeSealing([keeper], wrap=wrap)
+    commit, manifest = save(store, sealing)
+    given = {bytes: b"deadbeef" * 4, bytearray: bytearray(b"deadbeef" * 4), str: "deadbeef" * 4}.get(kind)
+    keeper.unwrap = lambda wrapped, context, *, within_s: given  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(KeyServiceError, match=f"keeper:one unwrapped to {kind.__name__}") as caught:
+        sealing.unlock(store, commit, manifest)
+    told = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    own = [frame for frame in told.stack if frame.filename != __file__]
+    assert own
+    assert "deadbeef" not in "".join(str(frame.locals) for frame in own)
+
+
+def test_a_key_that_its_keeper_wiped_already_is_no_damage(store: MemoryStore) -> None:
+    keeper = Keeper()
+    sealing = EnvelopeSealing([keeper])
+    commit, manifest = save(store, sealing)
+    wiped = Secret(bytes(32))
+    wiped.wipe()
+    keeper.unwrap = lambda wrapped, context, *, within_s: wiped  # type: ignore[method-assign]
+    with pytest.raises(KeyServiceError, match="keeper:one failed with ClosedError"):
+        sealing.unlock(store, commit, manifest)
 
 
 def test_a_key_too_many_is_no_harm(store: MemoryStore) -> None:
