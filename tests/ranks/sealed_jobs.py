@@ -171,9 +171,9 @@ def keeper_that_hangs(root: Path, log: Path) -> list[Told]:
 # -------------------------------------------------------------------------------- a rank without a policy
 
 
-def without_a_policy(root: Path, policy: Path, without: int) -> list[Told]:
-    """One rank has none: a save of all, and restores of what was sealed."""
-    security = None if rank() == without else policy
+def with_another_policy(root: Path, policy: Path, odd: int, other: Path | None) -> list[Told]:
+    """One rank has another one, or none: a save of all, and restores of what was sealed."""
+    security = other if rank() == odd else policy
     with checkpointer(root, security=security) as opened:
         return [
             told(lambda: opened.save(9, sharded_state(9)).result(timeout_s=TIMEOUT_S).step),

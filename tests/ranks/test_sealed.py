@@ -31,14 +31,18 @@ from strongroom_security.recipients.file import create_key_file
 RANKS = 4
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_policy(folder: Path) -> Path:
     """A policy file with its key."""
-    folder = tmp_path_factory.mktemp("policy")
+    folder.mkdir(exist_ok=True)
     create_key_file(folder / "kek.key")
     path = folder / "strongroom.toml"
     path.write_text('[seal]\nrecipients = ["file:kek.key"]\n')
     return path
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -217,10 +221,10 @@ def test_a_keeper_that_never_answers_is_told_to_all_ranks_in_time(crews: Crews, 
 @pytest.mark.parametrize(
     ("without", "saving", "opening"),
     (
-        (2, "rank 0 seals and rank 2 does not seal", "rank 2 ("),
+        (2, r"rank 0 seals.* and rank 2 does not seal", "rank 2 ("),
         (
             0,
-            "rank 0 does not seal and ranks 1, 2, 3 seals",
+            r"rank 0 does not seal and ranks 1, 2, 3 seal",
             "rank 0, which opens it for all ranks, has no policy",
         ),
     ),
@@ -228,13 +232,23 @@ def test_a_keeper_that_never_answers_is_told_to_all_ranks_in_time(crews: Crews, 
 def test_a_rank_without_the_policy_is_an_error_that_names_it(
     without: int, saving: str, opening: str, crews: Crews, root: Path, policy: Path
 ) -> None:
-    outcomes = crews.run(jobs.without_a_policy, root, policy, without, ranks=RANKS)
+    outcomes = crews.run(jobs.with_another_policy, root, policy, without, None, ranks=RANKS)
     for rank, (saved, *restored) in enumerate(outcomes):
         assert saved.error == "ConfigError", saved
-        assert saving in saved.text
+        assert re.search(saving, saved.text), saved
         for told in restored:
             assert told.error == "NoKeyError", told
             assert ("no policy here says how to open it" if rank == without else opening) in told.text
+    assert len(list(root.glob("step-*"))) == 2
+
+
+def test_a_rank_that_seals_to_somebody_else_is_an_error_that_names_it(
+    crews: Crews, root: Path, policy: Path, tmp_path: Path
+) -> None:
+    other = make_policy(tmp_path / "elsewhere")
+    for saved, *_ in crews.run(jobs.with_another_policy, root, policy, 2, other, ranks=RANKS):
+        assert saved.error == "ConfigError", saved
+        assert re.search(r"rank 0 seals.* and rank 2 seals", saved.text), saved
     assert len(list(root.glob("step-*"))) == 2
 
 
