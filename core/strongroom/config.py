@@ -93,9 +93,15 @@ def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> P
     """
     if isinstance(security, Policy):
         return security
-    source = security if security is not None else environment.get(POLICY_VARIABLE) or None
+    source = security if security is not None else environment.get(POLICY_VARIABLE)
     if source is None:
         return None
+    if security is None and not source.strip():
+        # As a job's template leaves it whose own variable has no value: protection was meant.
+        raise ConfigError(
+            f"{POLICY_VARIABLE} is set, and names no file; unset it to run without a policy, or set it "
+            f"to the policy's path"
+        )
     if not isinstance(source, str | os.PathLike):
         raise ConfigError(
             f"security must be a SecurityPolicy or the path of its file, got a {type(source).__name__}"

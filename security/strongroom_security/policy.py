@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from strongroom.config import check_digest, check_seconds
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
-from strongroom.layout import MAX_LAUNCH, MAX_STEP, CheckpointName
 from strongroom.sealing import Sealing
 from strongroom_security.tomllines import line_of
 
@@ -53,15 +53,10 @@ _NOT_YET: Final = {
 
 _SEAL_MEMBERS: Final = ("recipients", "identities", "wrap", "unsealed", "timeout_s", "no_core_dumps")
 
-# First and last in every part: what matches all of them names nothing.
-_ANY_NAMES: Final = tuple(
-    CheckpointName(step=step, launch=launch, attempt=attempt).folder
-    for step, launch, attempt in (
-        (0, 1, "0123456789abcdef"),
-        (1_234_567, 89, "fedcba9876543210"),
-        (MAX_STEP, MAX_LAUNCH, "f" * 16),
-    )
-)
+# A folder's name has three dashes and the pattern has them outside of brackets, so that its launch is the
+# folder's whole launch, whatever stands before and after it.
+_WILD: Final = r"(?:[0-9a-f*?]|\[!?[0-9a-f-]+\])+"
+_OF_A_LAUNCH: Final = re.compile(rf"step-{_WILD}-[0-9]{{4,6}}-{_WILD}")
 
 
 class _WrongMemberError(ConfigError):
@@ -85,8 +80,8 @@ class Seal:
         identities: who may open besides the recipients that can: keys that were recipients before, or
             a private key whose public half is a recipient.
         wrap: ``"checkpoint"``: one call to each key service and save; ``"direct"``: one call a file.
-        unsealed: checkpoints that may be unsealed: folders' names, with ``*``, ``?`` and ``[...]`` as
-            in a shell.
+        unsealed: checkpoints that may be unsealed: folders' names, where the parts besides the launch may
+            have ``*``, ``?`` and ``[...]`` as in a shell.
         timeout_s: seconds that one call to a key service may take, tries included.
         no_core_dumps: turn core dumps off for this process, before any key is read.
         base: the folder that relative paths are relative to; None: the current one.
@@ -154,9 +149,10 @@ class Seal:
         )
 
     def __repr__(self) -> str:
-        recipients = [recipient.uri for recipient in self.recipients]
-        identities = [identity.uri for identity in self.identities]
-        return f"Seal(recipients={recipients}, identities={identities}, wrap={self.wrap!r})"
+        # A debugger or a crash reporter shows it while it is being built, too.
+        recipients = [recipient.uri for recipient in getattr(self, "recipients", ())]
+        identities = [identity.uri for identity in getattr(self, "identities", ())]
+        return f"Seal(recipients={recipients}, identities={identities}, wrap={getattr(self, 'wrap', None)!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,23 +187,41 @@ class SecurityPolicy:
         """Read a policy file.
 
         Raises:
-            ConfigError: it cannot be read, is no TOML, has an unknown member, contradicts itself, names
-                a key that cannot be had, or asks for something that this release cannot do. Where it
-                can, the error names the line.
+            ConfigError: it cannot be read, anyone may write it, it is no TOML, says nothing, has an
+                unknown member, contradicts itself, names a key that cannot be had, or asks for something
+                that this release cannot do. Where it can, the error names the line.
         """
         where = os.fspath(path)
         try:
-            data = Path(where).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"the policy {where} cannot be read: {error.strerror or error}") from error
+            with open(where, "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read(_MAX_BYTES + 1)
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero character
+            reason = getattr(error, "strerror", None) or error
+            shown = where if str(where).isprintable() else repr(where)
+            raise ConfigError(f"the policy {shown} cannot be read: {reason}") from error
+        if mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"anyone may write the policy {where}, and who does turns sealing off or names a recipient "
+                f"of their own; take that right away (chmod o-w), and read it through before it is used again"
+            )
         if len(data) > _MAX_BYTES:
-            raise ConfigError(f"the policy {where} has {len(data)} bytes; at most {_MAX_BYTES} are read")
+            raise ConfigError(f"the policy {where} is too long: at most {_MAX_BYTES} bytes are read")
         try:
             text = data.decode("utf-8")
             document = tomllib.loads(text)
         except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"the policy {where} is not TOML: {error}") from None
-        return _policy(document, text, Path(where))
+        policy = _policy(document, text, Path(where))
+        if policy.seal is None:
+            _tell_of_no_seal(where)
+        return policy
+
+
+@cache
+def _tell_of_no_seal(where: str) -> None:
+    # A policy that was cut short by a full disk or a bad edit reads like one that never had the section.
+    _LOG.warning("the policy %s has no [seal]: checkpoints are stored unsealed, and only hashed", where)
 
 
 @cache  # once a process and set of keys, and not once for every checkpointer
@@ -226,6 +240,11 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
         line = line_of(text, at, element)
         return ConfigError(f"the policy {path}{'' if line is None else f', line {line}'}: {problem}")
 
+    if not document:
+        raise wrong(
+            "it says nothing, as a file that was cut short does; say what checkpoints must be, or use "
+            "no policy"
+        )
     asked = [section for section in _NOT_YET if section in document]
     if asked:
         wanted = ", ".join(f"[{section}] ({_NOT_YET[section]})" for section in asked)
@@ -326,14 +345,15 @@ def _patterns(value: object) -> tuple[str, ...]:
             raise _WrongMemberError(
                 member,
                 f"{pattern!r:.100} is no checkpoint's folder; such names begin with 'step-', as in "
-                f"'step-000000001200-0003-*'",
+                f"'step-000000001200-0003-0123456789abcdef'",
                 element=pattern,
             )
-        if all(fnmatchcase(name, pattern) for name in _ANY_NAMES):
+        if _OF_A_LAUNCH.fullmatch(pattern) is None:
             raise _WrongMemberError(
                 member,
-                f"{pattern!r:.100} is every checkpoint, which says the opposite of [seal]; name a step or a "
-                f"launch, or take [seal] out",
+                f"{pattern!r:.100} does not say which launch: whoever can write to the storage could put an "
+                f"unsealed checkpoint under a launch of their own. Name folders, or all of one launch as in "
+                f"'step-*-0001-*'",
                 element=pattern,
             )
     return tuple(patterns)

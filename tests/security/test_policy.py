@@ -22,7 +22,7 @@ from strongroom.layout import CheckpointName
 from strongroom_security import Seal, SecurityPolicy
 from strongroom_security.fields import Context
 from strongroom_security.keyring import WrapMode
-from strongroom_security.policy import _warn_of_forgers
+from strongroom_security.policy import _tell_of_no_seal, _warn_of_forgers
 from strongroom_security.recipients.file import create_key_file
 from strongroom_security.recipients.hpke import create_key_pair
 from strongroom_security.secret import Secret
@@ -52,6 +52,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _each_test_is_warned() -> None:
     _warn_of_forgers.cache_clear()
+    _tell_of_no_seal.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------ the digest
@@ -59,7 +60,35 @@ def _each_test_is_warned() -> None:
 
 def test_a_policy_sets_the_digest(tmp_path: Path) -> None:
     assert load(tmp_path, 'digest = "sha256"').digest == "sha256"
-    assert load(tmp_path, "# nothing to say\n").digest is None
+
+
+@pytest.mark.parametrize("text", ("", "\n", "# [seal]\n# recipients = []\n"))
+def test_a_policy_that_says_nothing_is_refused(text: str, tmp_path: Path) -> None:
+    """So reads a file that was cut short, or commented out for a moment."""
+    with pytest.raises(ConfigError, match="it says nothing"):
+        load(tmp_path, text)
+
+
+def test_a_policy_that_seals_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        load(tmp_path, 'digest = "sha256"')
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "has no [seal]: checkpoints are stored unsealed" in record.getMessage()
+
+
+def test_a_policy_that_anyone_may_write_is_refused(folder: Path) -> None:
+    load(folder, '[seal]\nrecipients = ["file:kek.key"]')
+    for mode in (0o666, 0o602):
+        (folder / "strongroom.toml").chmod(mode)
+        with pytest.raises(ConfigError, match="anyone may write the policy"):
+            SecurityPolicy.load(folder / "strongroom.toml")
+    (folder / "strongroom.toml").chmod(0o664)
+    assert SecurityPolicy.load(folder / "strongroom.toml").seal is not None
+
+
+def test_a_seal_that_is_not_built_yet_can_be_shown() -> None:
+    assert repr(Seal.__new__(Seal)) == "Seal(recipients=[], identities=[], wrap=None)"
 
 
 def test_a_policy_is_what_the_core_asks_for(folder: Path) -> None:
@@ -105,7 +134,7 @@ def test_a_policy_that_is_wrong_says_where_and_why(text: Any, told: str, tmp_pat
 
 
 def test_a_policy_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.toml", tmp_path):
+    for path in (tmp_path / "missing.toml", tmp_path, tmp_path / "x\0y"):
         with pytest.raises(ConfigError, match="cannot be read"):
             SecurityPolicy.load(path)
 
@@ -124,7 +153,7 @@ def test_a_policy_names_who_can_open_with_paths_relative_to_itself(
         recipients = ["file:kek.key", "hpke:glass.pub"]
         identities = ["file:old.key"]
         wrap = "direct"
-        unsealed = ["step-000000000001-*"]
+        unsealed = ["step-000000000001-0007-*"]
         timeout_s = 2.5
         """,
     )
@@ -134,7 +163,8 @@ def test_a_policy_names_who_can_open_with_paths_relative_to_itself(
     assert [identity.uri for identity in policy.seal.openers] == ["file:kek.key", "file:old.key"]
     assert (policy.seal.wrap, policy.seal.timeout_s, policy.seal.no_core_dumps) == ("direct", 2.5, False)
     assert policy.sealing.accepts_unsealed(CheckpointName(launch=7, step=1, attempt="0" * 16))
-    assert not policy.sealing.accepts_unsealed(CheckpointName(launch=7, step=11, attempt="0" * 16))
+    for launch, step in ((7, 11), (8, 1), (70_007, 1)):
+        assert not policy.sealing.accepts_unsealed(CheckpointName(launch=launch, step=step, attempt="0" * 16))
 
 
 def test_what_a_policy_leaves_out_has_a_default(folder: Path) -> None:
@@ -164,8 +194,14 @@ WRONG = {
     'recipients = ["file:kek.key"]\ntimeout_s = inf': (2, "must be a positive number of seconds"),
     'recipients = ["file:kek.key"]\nno_core_dumps = 1': (2, "expected true or false, got 1"),
     'recipients = ["file:kek.key"]\nunsealed = ["*"]': (2, "is no checkpoint's folder"),
-    'recipients = ["file:kek.key"]\nunsealed = [\n"step-0*", "step-*"]': (3, "the opposite of [seal]"),
-    'recipients = ["file:kek.key"]\nunsealed = ["step-????????????-*-*"]': (2, "the opposite of [seal]"),
+    'recipients = ["file:kek.key"]\nunsealed = [\n"step-*-0001-*",\n"step-0*"]': (4, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-????????????-*-*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-000000000001-*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-*-0001*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-*-000?-*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-*-000[1]-*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-*[-0001-*"]': (2, "not say which launch"),
+    'recipients = ["file:kek.key"]\nunsealed = ["step-[-0001-]*-*-*"]': (2, "not say which launch"),
     'recipients = ["file:kek.key"]\nunsealed = ["step-000000000001/data"]': (2, "no checkpoint's folder"),
     'recipients = ["file:kek.key"]\nunsealed = [1]': (2, "expected folders' names"),
     'recipients = ["file:kek.key"]\nunsealed = "step-1"': (2, "expected a list of texts"),
@@ -263,7 +299,7 @@ def test_a_policy_seals_and_restores_and_refuses_what_is_not_sealed(folder: Path
         restored = checkpointer.restore({"w": torch.zeros(5)})
         assert restored is not None
         assert (restored.step, restored.state["w"].tolist()) == (2, [0.0, 1.0, 2.0, 3.0, 4.0])
-    load(folder, f'{sealed}unsealed = ["step-000000000001-*"]\n')
+    load(folder, f'{sealed}unsealed = ["step-00000000000[1-3]-0001-*"]\n')
     with Checkpointer(tmp_path / "run", security=folder / "strongroom.toml") as checkpointer:
         assert checkpointer.restore({"w": torch.zeros(5)}, step=1) is not None
 

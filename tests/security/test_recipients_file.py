@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from strongroom.errors import ConfigError, IntegrityError
+from strongroom_security import Seal
 from strongroom_security.fields import Context
 from strongroom_security.recipients.base import Identity, Recipient
 from strongroom_security.recipients.file import FileKey, create_key_file
@@ -220,3 +221,46 @@ def test_a_kind_that_is_not_known_is_an_error_that_lists_those_that_are(text: st
     for opening in (open_recipient, open_identity):
         with pytest.raises(ConfigError, match=r"file:PATH, hpke:PATH, aws-kms:.*, openbao:.*, pkcs11:"):
             opening(text, base=tmp_path)
+
+
+def frames_of(error: BaseException | None) -> str:
+    """Every variable of every frame that an error and what it came from passed through."""
+    shown = []
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals.get("__name__", "").startswith("strongroom"):
+                shown += [repr(value) for value in trace.tb_frame.f_locals.values()]
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return "\n".join(shown)
+
+
+@pytest.mark.parametrize("what", ("mode", "ends", "length", "header"))
+def test_no_frame_of_an_error_holds_the_key(what: str, key_file: Path) -> None:
+    """A crash reporter sends the variables of every frame to people who may not have the key."""
+    words, line, _ = key_file.read_bytes().split(b"\n")
+    if what == "mode":
+        key_file.chmod(0o644)
+    elif what == "ends":
+        key_file.write_bytes(key_file.read_bytes().replace(b"\n", b"\r\n"))
+    elif what == "length":
+        key_file.write_bytes(key_file.read_bytes() * 40)
+    else:
+        key_file.write_bytes(words[:-1] + b"\n" + line + b"\n")
+    for read in (
+        lambda: FileKey.read(key_file),
+        lambda: Seal(recipients=["file:kek.key"], base=key_file.parent),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        shown = frames_of(caught.value)
+        assert "kek.key" in shown
+        assert line[:20].decode() not in shown
+        assert repr(base64.b64decode(line))[2:20] not in shown
+
+
+def test_a_name_that_no_file_has_is_told(tmp_path: Path) -> None:
+    for text in ("file:\0x", "hpke:\0x"):
+        with pytest.raises(ConfigError, match="no file has such a name"):
+            open_recipient(text, base=tmp_path)

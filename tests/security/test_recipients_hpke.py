@@ -346,3 +346,32 @@ def test_the_id_of_a_public_key_is_its_digest_and_nothing_of_its_name(
     parts = (b"strongroom.v1 id", f"hpke-{suite}".encode(), made._key.public_bytes)
     hashed = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).hexdigest()
     assert made.id == f"hpke-{suite}-{hashed[:32]}"
+
+
+@pytest.mark.parametrize("what", ("mode", "damage", "passphrase"))
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_frame_of_an_error_holds_a_private_key(
+    suite: HpkeSuite, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash reporter sends the variables of every frame to people who may not have the key."""
+    monkeypatch.delenv(PASSPHRASE_FILE, raising=False)
+    create_key_pair(tmp_path / "one", suite)
+    path = tmp_path / "one.key"
+    data = path.read_bytes()
+    if what == "mode":
+        path.chmod(0o640)
+    else:
+        path.write_bytes(data.replace(b"KEY", b"KEY." if what == "damage" else b"KEY ENCRYPTED"))
+    with pytest.raises(ConfigError) as caught:
+        read_key(path)
+    shown = []
+    error: BaseException | None = caught.value
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals.get("__name__", "").startswith("strongroom"):
+                shown += [repr(value) for value in trace.tb_frame.f_locals.values()]
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    assert "one.key" in "\n".join(shown)
+    assert data.split(b"\n")[1][:32].decode() not in "\n".join(shown)

@@ -345,7 +345,7 @@ def mixed(tmp_path: Path) -> Path:
     with Checkpointer(root) as checkpointer:
         checkpointer.save(1, state_of(1)).result()
     with Checkpointer(
-        root, security=file_policy(tmp_path, seal='unsealed = ["step-000000000001-*"]')
+        root, security=file_policy(tmp_path, seal='unsealed = ["step-000000000001-0001-*"]')
     ) as sealing:
         sealing.restore()
         for step in (2, 3):
@@ -402,7 +402,7 @@ def exact(folder: str) -> str:
 
 
 def by_launch(folder: str) -> str:
-    return f"{folder[:22]}*"
+    return f"step-*-{folder[18:22]}-*"
 
 
 @pytest.mark.parametrize("pattern", (exact, by_launch))
@@ -437,7 +437,7 @@ def test_a_name_on_the_list_excuses_nothing_but_the_lack_of_a_seal(mixed: Path, 
     # And a sealed one is opened, whatever the list says.
     with pytest.raises(NoKeyError):
         Checkpointer(
-            mixed, security=file_policy(tmp_path / "other", seal='unsealed = ["step-00000000000*"]')
+            mixed, security=file_policy(tmp_path / "other", seal='unsealed = ["step-00000000000*-0001-*"]')
         ).restore(step=3)
 
 

@@ -33,7 +33,14 @@ def test_a_given_policy_is_taken_as_it_is() -> None:
 
 def test_without_a_policy_and_without_the_variable_there_is_none() -> None:
     assert load_policy(None, {}) is None
-    assert load_policy(None, {"STRONGROOM_CONFIG": ""}) is None
+
+
+@pytest.mark.parametrize("value", ("", " "))
+def test_a_variable_that_is_set_and_empty_is_no_way_to_run_unprotected(value: str) -> None:
+    with pytest.raises(ConfigError, match="STRONGROOM_CONFIG is set, and names no file; unset it"):
+        load_policy(None, {"STRONGROOM_CONFIG": value})
+    policy = Policy()
+    assert load_policy(policy, {"STRONGROOM_CONFIG": value}) is policy
 
 
 def test_the_variable_names_the_policy_of_a_bare_checkpointer(tmp_path: Path) -> None:

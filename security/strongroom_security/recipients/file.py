@@ -58,14 +58,13 @@ class FileKey:
     kind: Final = "file"
 
     def __init__(self, key: Secret, *, uri: str) -> None:
-        raw = key.reveal()
-        if len(raw) != KEY_BYTES:
-            raise ConfigError(f"the key of {uri} has {len(raw)} bytes; expected {KEY_BYTES}")
+        if key.size_bytes != KEY_BYTES:
+            raise ConfigError(f"the key of {uri} has {key.size_bytes} bytes; expected {KEY_BYTES}")
         self._key = key
         self.uri: Final = uri
         # Keyrings are public, so the id must not help to find the key: HKDF under a label of its own.
         self.id: Final = opaque_id(
-            self.kind, HKDF(algorithm=SHA384(), length=32, salt=None, info=_ID_INFO).derive(raw)
+            self.kind, HKDF(algorithm=SHA384(), length=32, salt=None, info=_ID_INFO).derive(key.reveal())
         )
 
     @classmethod
@@ -79,20 +78,14 @@ class FileKey:
         Raises:
             ConfigError: the file cannot be read, others can reach it, or it holds no key.
         """
-        data = read_private(path, limit_bytes=_LIMIT_BYTES)
-        lines = data.split(b"\n")
-        if len(lines) != 3 or lines[0] != _HEADER or lines[2]:
+        key = _key_in(read_private(path, limit_bytes=_LIMIT_BYTES))
+        if key is None:
             raise ConfigError(
-                f"{path} is not a key file of Strongroom: expected a line that says so and a line of base64; "
-                f"make one with create_key_file or `strongroom keys init`"
+                f"{path} is not a key file of Strongroom: expected a line that says so and a line of "
+                f"{KEY_BYTES} bytes in base64, each ended by a line feed alone; make one with "
+                f"create_key_file or `strongroom keys init`"
             )
-        try:
-            raw = base64.b64decode(lines[1], validate=True)
-        except binascii.Error:
-            raw = b""
-        if len(raw) != KEY_BYTES:
-            raise ConfigError(f"the second line of {path} is not {KEY_BYTES} bytes in base64")
-        return cls(Secret(raw), uri=uri or f"file:{path}")
+        return cls(key, uri=uri or f"file:{path}")
 
     def wrap(self, key: Secret, context: Context, *, within_s: float) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
@@ -119,3 +112,15 @@ class FileKey:
         raise TypeError(
             "a FileKey holds a key and is not pickled or copied; read its file where it is needed"
         )
+
+
+def _key_in(data: bytes) -> Secret | None:
+    """The key of a file; None where it holds none, so that no error has the file's bytes in a frame."""
+    lines = data.split(b"\n")
+    if len(lines) != 3 or lines[0] != _HEADER or lines[2]:
+        return None
+    try:
+        raw = base64.b64decode(lines[1], validate=True)
+    except binascii.Error:
+        return None
+    return Secret(raw) if len(raw) == KEY_BYTES else None

@@ -177,7 +177,8 @@ def create_key_pair(
                 "medium that is, or choose x25519 or p256"
             )
         seed = Secret.draw(_SEED_BYTES)
-        key = _hybrid_from_seed(seed)
+        if isinstance(key := _hybrid_from_seed(seed), ConfigError):
+            raise key
         private, public = _armoured("PRIVATE", seed.reveal()), _armoured("PUBLIC", key.public_bytes)
     else:
         key = _drawn(suite)
@@ -204,11 +205,25 @@ def read_key(path: Path, *, uri: str | None = None) -> HpkePublicKey:
             reach, or one that is encrypted and whose passphrase is not at hand.
     """
     uri = uri or f"hpke:{path}"
-    data = read_public(path, limit_bytes=_LIMIT_BYTES)
-    if b"PRIVATE KEY" not in data:
-        return HpkePublicKey(_parse_public(data, path), uri=uri)
+    if not _holds_private(path):
+        if isinstance(half := _parse_public(read_public(path, limit_bytes=_LIMIT_BYTES), path), ConfigError):
+            raise half
+        return HpkePublicKey(half, uri=uri)
     # Read again, since only now it is known that stricter rules apply; what is used was read under them.
-    return HpkePrivateKey(_parse_private(read_private(path, limit_bytes=_LIMIT_BYTES), path), uri=uri)
+    # No frame that an error passes through holds the bytes, and errors are returned from those that do.
+    data = Secret(read_private(path, limit_bytes=_LIMIT_BYTES))
+    passphrase = _passphrase(path) if _is_encrypted(data) else None
+    if isinstance(key := _parse_private(data, passphrase, path), ConfigError):
+        raise key
+    return HpkePrivateKey(key, uri=uri)
+
+
+def _holds_private(path: Path) -> bool:
+    return b"PRIVATE KEY" in read_public(path, limit_bytes=_LIMIT_BYTES)
+
+
+def _is_encrypted(data: Secret) -> bool:
+    return b"ENCRYPTED" in data.reveal()
 
 
 def _drawn(suite: HpkeSuite) -> _Key:
@@ -229,12 +244,12 @@ def _public_half(public: X25519PublicKey | ec.EllipticCurvePublicKey) -> _Key:
     return _Key(suite="p256", public=public, public_bytes=point)
 
 
-def _hybrid_from_seed(seed: Secret) -> _Key:
+def _hybrid_from_seed(seed: Secret) -> _Key | ConfigError:
     expanded = hashlib.shake_256(seed.reveal()).digest(_MLKEM_SEED_BYTES + _X25519_BYTES)
     try:
         mlkem = MLKEM768PrivateKey.from_seed_bytes(expanded[:_MLKEM_SEED_BYTES])
     except UnsupportedAlgorithm:
-        raise _no_mlkem() from None
+        return _no_mlkem()
     x25519 = X25519PrivateKey.from_private_bytes(expanded[_MLKEM_SEED_BYTES:])
     private = MLKEM768X25519PrivateKey(mlkem, x25519)
     return _Key(
@@ -245,11 +260,11 @@ def _hybrid_from_seed(seed: Secret) -> _Key:
     )
 
 
-def _hybrid_from_public(raw: bytes) -> _Key:
+def _hybrid_from_public(raw: bytes) -> _Key | ConfigError:
     try:
         mlkem = MLKEM768PublicKey.from_public_bytes(raw[:_MLKEM_PUBLIC_BYTES])
     except UnsupportedAlgorithm:
-        raise _no_mlkem() from None
+        return _no_mlkem()
     x25519 = X25519PublicKey.from_public_bytes(raw[_MLKEM_PUBLIC_BYTES:])
     return _Key(suite="mlkem768-x25519", public=MLKEM768X25519PublicKey(mlkem, x25519), public_bytes=raw)
 
@@ -261,39 +276,40 @@ def _no_mlkem() -> ConfigError:
     )
 
 
-def _parse_public(data: bytes, path: Path) -> _Key:
+def _parse_public(data: bytes, path: Path) -> _Key | ConfigError:
     try:
         hybrid = _unarmoured(data, _MLKEM_PUBLIC_BYTES + _X25519_BYTES)
         if hybrid is not None:
             return _hybrid_from_public(hybrid)
         public = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise _no_key(path) from None
+        return _no_key(path)
     if isinstance(public, X25519PublicKey) or (
         isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1)
     ):
         return _public_half(public)
-    raise _no_key(path)
+    return _no_key(path)
 
 
-def _parse_private(data: bytes, path: Path) -> _Key:
-    passphrase = _passphrase(path) if b"ENCRYPTED" in data else None
+def _parse_private(data: Secret, passphrase: Secret | None, path: Path) -> _Key | ConfigError:
     try:
-        hybrid = _unarmoured(data, _SEED_BYTES)
+        hybrid = _unarmoured(data.reveal(), _SEED_BYTES)
         if hybrid is not None:
             return _hybrid_from_seed(Secret(hybrid))
-        private = serialization.load_pem_private_key(data, passphrase.reveal() if passphrase else None)
+        private = serialization.load_pem_private_key(
+            data.reveal(), passphrase.reveal() if passphrase else None
+        )
     except (ValueError, TypeError, UnsupportedAlgorithm):
         if passphrase is not None:
-            raise ConfigError(
+            return ConfigError(
                 f"the passphrase in the file that {PASSPHRASE_FILE} names does not open {path}"
-            ) from None
-        raise _no_key(path) from None
+            )
+        return _no_key(path)
     if isinstance(private, X25519PrivateKey) or (
         isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1)
     ):
         return _key_of(private)
-    raise _no_key(path)
+    return _no_key(path)
 
 
 def _no_key(path: Path) -> ConfigError:

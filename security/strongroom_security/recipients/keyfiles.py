@@ -1,14 +1,15 @@
 """Files that hold keys: created once, for this user alone, and refused where others could reach them.
 
 It knows nothing of what stands in such a file. An error names the file and what is wrong with it, and
-never shows what it holds.
+never shows what it holds: a file is judged before a byte of it is read, and no frame that an error passes
+through holds any, since there are crash reporters that send every frame's variables away.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,10 @@ def read_private(path: Path, *, limit_bytes: int) -> bytes:
     Raises:
         ConfigError: it is absent or no file, too long, of another owner, or others may read or write it.
     """
-    data, status = _read(path, limit_bytes)
+    return _read(path, limit_bytes, _check_private)
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
     user = os.geteuid()
     groups = {os.getegid(), *os.getgroups()}
     if in_others_reach(status.st_mode, status.st_uid, status.st_gid, user=user, groups=groups):
@@ -57,7 +61,6 @@ def read_private(path: Path, *, limit_bytes: int) -> bytes:
             f"the key file {path} belongs to user {status.st_uid}, who could replace it; it must belong to "
             f"root or to the user who reads it, {user}"
         )
-    return data
 
 
 def in_others_reach(mode: int, owner: int, group: int, *, user: int, groups: Collection[int]) -> bool:
@@ -78,13 +81,15 @@ def read_public(path: Path, *, limit_bytes: int) -> bytes:
     Raises:
         ConfigError: it is absent, no file, too long, or anyone may write it.
     """
-    data, status = _read(path, limit_bytes)
+    return _read(path, limit_bytes, _check_public)
+
+
+def _check_public(path: Path, status: os.stat_result) -> None:
     if status.st_mode & stat.S_IWOTH:
         raise ConfigError(
             f"anyone may write the public key file {path}, and who replaces it can read what is sealed "
             f"from then on; take that right away, and compare the key with the one that was given out"
         )
-    return data
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
@@ -126,7 +131,7 @@ def _make_name_durable(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
+def _read(path: Path, limit_bytes: int, check: Callable[[Path, os.stat_result], None]) -> bytes:
     try:
         # Without O_NONBLOCK a named pipe would be waited for until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -134,17 +139,27 @@ def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
         raise ConfigError(f"the key file {path} is not there") from None
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
+    except ValueError:  # a zero character, with which no file is named
+        raise ConfigError(
+            f"the key file {str(path)!r:.200} cannot be read: no file has such a name"
+        ) from None
     try:
         # What is checked is the open file, so that it cannot be exchanged in between.
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"the key file {path} is not a file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(limit_bytes + 1)
+        check(path, status)
+        if (data := _bytes_of(descriptor, limit_bytes)) is not None:
+            return data
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
-    if len(data) > limit_bytes:
-        raise ConfigError(f"the key file {path} is longer than {limit_bytes} bytes, so it holds no key")
-    return data, status
+    raise ConfigError(f"the key file {path} is longer than {limit_bytes} bytes, so it holds no key")
+
+
+def _bytes_of(descriptor: int, limit_bytes: int) -> bytes | None:
+    """What an open file holds; None where that is longer than it may be."""
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        data = file.read(limit_bytes + 1)
+    return data if len(data) <= limit_bytes else None
