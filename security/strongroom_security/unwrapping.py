@@ -1,8 +1,10 @@
 """Asking keepers of keys for a rotation: counted, paced, bounded; and what a keyring opens to.
 
 A key service is called for every checkpoint of a run, so its calls are counted and may be held to a
-rate. Keys that are in this process cost nothing, and are neither. The keys of a keyring count as opened
-only when each sealed file's was held against the header that the manifest pins.
+rate. Keys that are in this process cost nothing, and are neither. Whatever a keeper raises or returns, and
+where it does not end, is an error that names it, as in a save: it fails one checkpoint and no other. The
+keys of a keyring count as opened only when each sealed file's was held against the header that the manifest
+pins.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from strongroom_security.floe import FloeOpener
 from strongroom_security.generations import Findings
 from strongroom_security.keyring import Keyring
 from strongroom_security.recipients.base import Identity, Recipient, Rewrapper, check_wrapped
+from strongroom_security.sealing import _Call, _results, _unwrapped, _wrapped
 from strongroom_security.secret import Secret
 
 __all__ = ["Calls", "Opened", "Opening", "contexts_of"]
@@ -41,22 +44,36 @@ class Calls:
     def wrap(self, recipient: Recipient, key: Secret, context: Context) -> bytes:
         """As `Recipient.wrap`."""
         self._spend(recipient.kind)
-        return check_wrapped(recipient.wrap(key, context, within_s=self._within_s), recipient.uri)
+
+        def ask(within_s: float) -> bytes:
+            return _wrapped(recipient, key, context, within_s)
+
+        ((wrapped,),) = _results([_Call([ask], who=recipient.uri, within_s=self._within_s)])
+        return wrapped
 
     def unwrap(self, identity: Identity, wrapped: bytes, context: Context) -> Secret:
         """As `Identity.unwrap`."""
         self._spend(identity.kind)
-        return identity.unwrap(wrapped, context, within_s=self._within_s)
+        return _unwrapped(identity, wrapped, context, self._within_s)
 
     def rewrap(self, keeper: Rewrapper, wrapped: bytes, context: Context, to: Recipient) -> bytes | None:
         """As `Rewrapper.rewrap`."""
+        who = keeper.uri if isinstance(keeper, Identity) else to.uri
         self._pace.spend(1)
         self.count += 1
-        found = keeper.rewrap(wrapped, context, to, within_s=self._within_s)
+
+        def ask(within_s: float) -> bytes | None:
+            made: object = keeper.rewrap(wrapped, context, to, within_s=within_s)
+            if made is None:
+                return None
+            if not isinstance(made, bytes):
+                raise KeyServiceError(f"{who} wrapped a key to {type(made).__name__}; expected bytes or None")
+            return check_wrapped(made, to.uri)
+
+        ((found,),) = _results([_Call([ask], who=who, within_s=self._within_s)])
         if found is None:
             self.count -= 1  # it knew without asking
-            return None
-        return check_wrapped(found, to.uri)
+        return found
 
     def _spend(self, kind: str) -> None:
         if not is_local(kind):

@@ -679,6 +679,76 @@ def test_a_service_that_is_down_for_the_new_key_leaves_all_as_it_was(root: Path,
     assert list(keyrings_of(root)) == [1]
 
 
+class Odd(CountedKey):
+    """A keeper that somebody else wrote: what it does in place of wrapping and unwrapping."""
+
+    instead: Callable[[Secret, Context], Any] | None = None
+
+    def wrap(self, key: Secret, context: Context, *, within_s: float) -> bytes:
+        if self.instead is not None and context.step == 2:
+            return self.instead(key, context)  # type: ignore[no-any-return]
+        return super().wrap(key, context, within_s=within_s)
+
+    def unwrap(self, wrapped: bytes, context: Context, *, within_s: float) -> Secret:
+        key = super().unwrap(wrapped, context, within_s=within_s)
+        if self.instead is not None and context.step == 2:
+            return self.instead(key, context)  # type: ignore[no-any-return]
+        return key
+
+    def rewrap(self, wrapped: bytes, context: Context, to: Any, *, within_s: float) -> bytes | None:
+        if not isinstance(to, CountedKey):
+            return None
+        key = self._key.unwrap(wrapped, context, within_s=within_s)
+        if self.instead is not None and context.step == 2:
+            return self.instead(key, context)  # type: ignore[no-any-return]
+        return to._key.wrap(key, context, within_s=within_s)
+
+
+def raising(kind: type[BaseException]) -> Callable[[Secret, Context], Any]:
+    def raise_it(key: Secret, context: Context) -> Any:
+        raise kind("the key is " + key.reveal().hex())
+
+    return raise_it
+
+
+def sleeping(key: Secret, context: Context) -> bytes:
+    time.sleep(2.5)
+    return bytes(60)
+
+
+ODD: dict[str, tuple[Callable[[Secret, Context], Any], str]] = {
+    "raises": (raising(ValueError), "ValueError, of which nothing can be shown"),
+    "exits": (raising(SystemExit), "SystemExit, of which nothing can be shown"),
+    "interrupts": (raising(KeyboardInterrupt), "KeyboardInterrupt, of which nothing can be shown"),
+    "returns a number": (lambda key, context: 7, "expected"),
+    "returns a text": (lambda key, context: "a text", "expected"),
+    "never ends": (sleeping, "did not answer in time"),
+}
+
+
+@pytest.mark.parametrize("does", ODD)
+@pytest.mark.parametrize("when", ("wraps", "opens", "wraps for another"))
+@pytest.mark.parametrize("workers", (1, 2))
+def test_whatever_a_keeper_does_fails_one_checkpoint_alone(
+    workers: int, when: str, does: str, root: Path, key: FileKey
+) -> None:
+    odd, other = Odd("odd"), CountedKey("other")
+    make_root(root, [key] if when == "wraps" else [odd], steps=3)
+    odd.instead, told = ODD[does]
+    change = to(odd) if when == "wraps" else to(other if when == "wraps for another" else key)
+    identities = [key] if when == "wraps" else [odd]
+    report = rotated(root, change, identities=identities, within_s=0.2, workers=workers)
+    assert [outcome.result for outcome in report.outcomes] == ["rotated", "failed", "rotated"]
+    (failed,) = report.failed
+    assert isinstance(failed.error, KeyServiceError)
+    assert odd.uri in str(failed.error)
+    assert told in str(failed.error)
+    assert "the key is" not in str(failed.error)
+    assert failed.error.__cause__ is failed.error.__context__ is None
+    odd.instead = None
+    assert not rotated(root, change, identities=identities).failed
+
+
 # --------------------------------------------------------------------------------- verifying and removing
 
 
