@@ -528,7 +528,9 @@ def test_no_key_is_logged_told_shown_or_pickled(
     texts = [caplog.text, *(repr(vars(record)) for record in caplog.records), repr(listener.heard)]
     texts += [repr(item) for item in said]
     for error in errors:
-        texts.append("".join(traceback.format_exception(error)))
+        # With the variables of every frame, as some reporters of errors collect them.
+        told = traceback.TracebackException.from_exception(error, capture_locals=True)
+        texts += [str(error), *told.format(chain=True)]
     assert not keys.found_in(*texts)
 
 
