@@ -45,6 +45,7 @@ __all__ = [
     "RecipientEntry",
     "WrapMode",
     "WrappedKey",
+    "bounds_for",
     "newest_first",
     "read_generation",
     "write_generation",
@@ -60,6 +61,17 @@ KEYRING_BOUNDS: Final = Bounds(length_bytes=MAX_KEYRING_BYTES, depth=4, items=8_
 """As a manifest's: room for the keys of a million files."""
 
 MAX_RECIPIENTS: Final = 64
+
+_WRAPPED_TEXT_BYTES: Final = -(-MAX_WRAPPED_BYTES // 3) * 4 + 3
+"""The longest wrapped key as base64, its quotes and a comma."""
+
+_ENTRY_BYTES: Final = 256
+"""What the entry of a recipient or a file comes to beside its path and its wrapped keys."""
+
+_FURTHER_BYTES: Final = 1 << 20
+"""For the document's other members and for notes."""
+
+_FURTHER_ITEMS: Final = 10_000
 
 WRAPPED_KEY_BYTES: Final = 60
 """A file's key under the checkpoint's: 12 of nonce, 32 of key, 16 of tag."""
@@ -250,9 +262,9 @@ class Keyring:
         return data
 
     @classmethod
-    def decode(cls, data: bytes, what: str) -> Keyring:
+    def decode(cls, data: bytes, what: str, bounds: Bounds = KEYRING_BOUNDS) -> Keyring:
         """Raises FormatError (damaged, malformed, out of bounds) or UnsupportedFormatError."""
-        members = canonical.check_self_digest(canonical.decode(data, what, KEYRING_BOUNDS), what)
+        members = canonical.check_self_digest(canonical.decode(data, what, bounds), what)
         version = members.get("format")
         if isinstance(version, str) and _FORMAT.fullmatch(version) and version != FORMAT:
             raise UnsupportedFormatError(
@@ -263,6 +275,24 @@ class Keyring:
             return _keyring(members)
         except (FormatError, ConfigError) as error:  # a name's parts are checked as an argument's are
             raise FormatError(f"{what}: {error}") from None
+
+
+def bounds_for(paths: Iterable[str]) -> Bounds:
+    """What the keyring of a checkpoint of these files comes to at most, whatever way its keys are wrapped.
+
+    Whoever can write to the store can put any length there, and each byte of it costs who parses it.
+    """
+    entry_bytes = _ENTRY_BYTES + MAX_RECIPIENTS * _WRAPPED_TEXT_BYTES
+    length_bytes = _FURTHER_BYTES + MAX_RECIPIENTS * (_ENTRY_BYTES + _WRAPPED_TEXT_BYTES)
+    items = _FURTHER_ITEMS
+    for path in paths:
+        length_bytes += entry_bytes + len(path)  # ASCII that JSON does not escape
+        items += 3 + MAX_RECIPIENTS
+    return Bounds(
+        length_bytes=min(length_bytes, KEYRING_BOUNDS.length_bytes),
+        depth=KEYRING_BOUNDS.depth,
+        items=min(items, KEYRING_BOUNDS.items),
+    )
 
 
 def newest_first(store: Store, name: CheckpointName) -> list[int]:
@@ -283,15 +313,24 @@ def newest_first(store: Store, name: CheckpointName) -> list[int]:
     return sorted(found, reverse=True) or [1]
 
 
-def read_generation(store: Store, name: CheckpointName, generation: int) -> bytes:
+def read_generation(
+    store: Store,
+    name: CheckpointName,
+    generation: int,
+    *,
+    limit_bytes: int = KEYRING_BOUNDS.length_bytes,
+) -> bytes:
     """The bytes of one generation.
+
+    Args:
+        limit_bytes: its length at most, as `bounds_for` tells where the checkpoint's files are known.
 
     Raises:
         ObjectNotFoundError: it is absent.
-        FormatError: it is longer than a keyring may be.
+        FormatError: it is longer than that.
         StoreError: the store could not be asked.
     """
-    return store.read(layout.keyring_key(name, generation), limit_bytes=KEYRING_BOUNDS.length_bytes)
+    return store.read(layout.keyring_key(name, generation), limit_bytes=limit_bytes)
 
 
 def write_generation(store: Store, keyring: Keyring) -> bool:

@@ -46,6 +46,7 @@ from strongroom_security.keyring import (
     RecipientEntry,
     WrapMode,
     WrappedKey,
+    bounds_for,
     newest_first,
     read_generation,
 )
@@ -67,6 +68,9 @@ _GRACE_S: Final = 1.0
 
 _MAX_TRIED: Final = 16
 """Generations that are tried besides the first. Whoever can write to the store can add any number."""
+
+_MAX_LOOKS: Final = 20
+"""How often the keyrings are listed anew because a rotation added or removed some meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -139,13 +143,20 @@ class EnvelopeSealing:
             one_off=None if one_off is None else _hand_over_key(one_off),
         )
 
-    def unlock(self, store: Store, commit: Commit, manifest: Manifest) -> _Unlocked:
+    def unlock(
+        self, store: Store, commit: Commit, manifest: Manifest, *, within_s: float | None = None
+    ) -> _Unlocked:
         """As `Sealing.unlock`. Where ``wrap`` was direct, an identity is called once a file.
+
+        Args:
+            within_s: seconds that all calls to identities may take together; None: each has its own
+                time, and there is no other bound.
 
         Raises:
             StoreError: the store could not be asked for the keyrings.
         """
-        return _Unlocking(self._identities, self._within_s, store, commit, manifest).unlock()
+        deadline = math.inf if within_s is None else time.monotonic() + within_s
+        return _Unlocking(self._identities, self._within_s, deadline, store, commit, manifest).unlock()
 
     def locked(self, manifest: Manifest) -> _Unlocked:
         return _Unlocked(Context.of(manifest.run, manifest.name), generation=0, keys={})
@@ -452,12 +463,14 @@ class _Unlocking:
         self,
         identities: Sequence[Identity],
         within_s: float,
+        deadline: float,
         store: Store,
         commit: Commit,
         manifest: Manifest,
     ) -> None:
         self._identities = identities
         self._within_s = within_s
+        self._deadline = deadline
         self._store = store
         self._commit = commit
         self._name = manifest.name
@@ -466,6 +479,7 @@ class _Unlocking:
         self._findings = _Findings()
         self._answers: dict[tuple[str, str | None, bytes], Secret | StrongroomError] = {}
         self._silent: set[str] = set()
+        self._bounds = bounds_for(record.path for record in manifest.files)
 
     def unlock(self) -> _Unlocked:
         if not self._identities:
@@ -473,21 +487,37 @@ class _Unlocking:
                 f"{self._name} is sealed, and the policy here names nobody who can open; name an identity"
             )
         found = newest_first(self._store, self._name)
+        for _ in range(_MAX_LOOKS):
+            unlocked = self._try(found)
+            if unlocked is not None:
+                return unlocked
+            before, found = found, newest_first(self._store, self._name)
+            if found == before:
+                raise self._findings.error(self._name)
+            # A rotation came in between: what it removed is no damage, and what it added was not tried.
+            # Who did not answer stays silent, so what was found of them stays too.
+            self._findings = _Findings(out_of_reach=self._findings.out_of_reach)
+        raise KeyServiceError(
+            f"the keyrings of {self._name} changed each of the {_MAX_LOOKS} times that they were read; do it "
+            f"again once nobody rotates them"
+        )
+
+    def _try(self, found: Sequence[int]) -> _Unlocked | None:
         # The first is pinned by the commit, so however many were added, it is not out of sight.
         for generation in (*[number for number in found if number > 1][:_MAX_TRIED], 1):
             keyring = self._read(generation)
             keys = None if keyring is None else self._open(keyring)
             if keys is not None:
                 return _Unlocked(self._context, generation=generation, keys=keys)
-        raise self._findings.error(self._name)
+        return None
 
     def _read(self, generation: int) -> Keyring | None:
         """The keyring, if it is whole and this checkpoint's."""
         what = f"keyring {generation} of {self._name}"
         try:
-            data = read_generation(self._store, self._name, generation)
+            data = read_generation(self._store, self._name, generation, limit_bytes=self._bounds.length_bytes)
             self._check_pin(generation, data, what)
-            keyring = Keyring.decode(data, what)
+            keyring = Keyring.decode(data, what, self._bounds)
         except ObjectNotFoundError:
             self._findings.damage.append(f"{what} is absent")
             return None
@@ -561,8 +591,14 @@ class _Unlocking:
         """Ask an identity, unless it was asked the same before: a generation may repeat the last one's."""
         question = (identity.id, context.path, wrapped)
         if question not in self._answers:
+            within_s = min(self._within_s, self._deadline - time.monotonic())
+            if within_s <= 0:
+                raise KeyServiceError(
+                    f"{identity.uri} was not asked: the time for opening {self._name} was over; see that "
+                    f"every keeper is up and reachable from here, then do it again"
+                )
             try:
-                self._answers[question] = _unwrapped(identity, wrapped, context, self._within_s)
+                self._answers[question] = _unwrapped(identity, wrapped, context, within_s, self._deadline)
             except StrongroomError as error:
                 self._answers[question] = error
         answer = self._answers[question]
@@ -684,7 +720,9 @@ def _wrapped(recipient: Recipient, key: Secret, context: Context, within_s: floa
     return check_wrapped(wrapped, recipient.uri)
 
 
-def _unwrapped(identity: Identity, wrapped: bytes, context: Context, within_s: float) -> Secret:
+def _unwrapped(
+    identity: Identity, wrapped: bytes, context: Context, within_s: float, deadline: float
+) -> Secret:
     def ask(within_s: float) -> Secret:
         key: object = identity.unwrap(wrapped, context, within_s=within_s)
         if not isinstance(key, Secret):
@@ -696,7 +734,7 @@ def _unwrapped(identity: Identity, wrapped: bytes, context: Context, within_s: f
         return key
 
     # What the keeper gave is looked at on that thread: no frame that an error shows here has held it.
-    ((key,),) = _results([_Call([ask], who=identity.uri, within_s=within_s)])
+    ((key,),) = _results([_Call([ask], who=identity.uri, within_s=within_s)], deadline)
     return key
 
 

@@ -30,10 +30,13 @@ from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom_security.fields import Context
 from strongroom_security.keyring import (
+    KEYRING_BOUNDS,
     MAX_RECIPIENTS,
     Keyring,
     RecipientEntry,
+    WrapMode,
     WrappedKey,
+    bounds_for,
     newest_first,
     read_generation,
     write_generation,
@@ -396,6 +399,41 @@ def test_a_wrapped_key_that_no_keyring_may_hold_is_refused() -> None:
     for wrapped in (b"", bytes(MAX_WRAPPED_BYTES + 1)):
         with pytest.raises(FormatError, match=r"file:kek\.key"):
             check_wrapped(wrapped, "file:kek.key")
+
+
+@pytest.mark.parametrize("wrap", ("checkpoint", "direct"))
+@pytest.mark.parametrize("files", (1, 40))
+def test_the_largest_keyring_of_a_checkpoint_s_files_is_within_their_bounds(
+    wrap: WrapMode, files: int
+) -> None:
+    longest = bytes(MAX_WRAPPED_BYTES)
+    is_direct = wrap == "direct"
+    entries = tuple(
+        RecipientEntry(id=f"keeper-{number:057d}", kind="keeper", wrapped=None if is_direct else longest)
+        for number in range(MAX_RECIPIENTS)
+    )
+    paths = [f"{number:05d}".ljust(512, "x") for number in range(files)]
+    wrapped = (longest,) * MAX_RECIPIENTS if is_direct else (bytes(60),)
+    keys = tuple(WrappedKey(path=path, wrapped=wrapped) for path in paths)
+    keyring = replace(UNDER_ONE, wrap=wrap, recipients=entries, keys=keys)
+    assert Keyring.decode(keyring.encode(), "it", bounds_for(paths)) == keyring
+
+
+def test_a_keyring_beyond_what_the_checkpoint_s_files_need_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds = bounds_for([key.path for key in UNDER_ONE.keys])
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    store = MemoryStore()
+    store.put(layout.keyring_key(NAME, 1), b" " * (bounds.length_bytes + 1))
+    with pytest.raises(FormatError, match=f"at most {bounds.length_bytes} were expected"):
+        read_generation(store, NAME, 1, limit_bytes=bounds.length_bytes)
+    with pytest.raises(FormatError, match=f"at most {bounds.length_bytes} are read"):
+        Keyring.decode(b" " * (bounds.length_bytes + 1), "it", bounds)
+    with pytest.raises(FormatError, match=f"more than {bounds.items} items"):
+        Keyring.decode(b"[" + b"0," * bounds.items + b"0]", "it", bounds)
+    assert bounds.length_bytes < 1 << 22
+    assert bounds_for(["a"] * 1_000_000) == KEYRING_BOUNDS
 
 
 # Generations

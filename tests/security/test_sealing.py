@@ -1005,6 +1005,117 @@ def test_a_key_service_that_is_out_of_reach_is_not_asked_for_every_generation(st
     assert len(keeper.unwraps) == 1
 
 
+class Rotating(MemoryStore):
+    """Somebody rotates between listing and reading, as often as there is something left to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], object]] = []
+        self.lists = 0
+
+    def list_names(self, prefix: str) -> list[str]:
+        names = super().list_names(prefix)
+        self.lists += 1
+        if self.meanwhile:
+            (now, *later), self.meanwhile = self.meanwhile, []  # which lists too
+            now()
+            self.meanwhile = later
+        return names
+
+
+def replaced(store: MemoryStore, recipients: list[Keeper], identity: Keeper) -> None:
+    """Rotate, and remove every older generation."""
+    newest = rotated(store, recipients, identity).generation
+    for generation in range(1, newest):
+        key = layout.keyring_key(NAME, generation)
+        if key in store.contents():
+            store.delete(key)
+
+
+@pytest.mark.parametrize("times", (1, 3))
+def test_a_generation_that_vanishes_between_listing_and_reading_is_no_damage(times: int) -> None:
+    store, keeper = Rotating(), Keeper()
+    sealing = EnvelopeSealing([keeper])
+    commit, manifest = save(store, sealing)
+    store.meanwhile = [lambda: replaced(store, [keeper], keeper)] * times
+    assert sealing.unlock(store, commit, manifest).keyring == times + 1
+
+
+def test_a_generation_for_this_identity_that_is_added_meanwhile_is_found() -> None:
+    store, old, new = Rotating(), Keeper("old"), Keeper("new")
+    commit, manifest = save(store, EnvelopeSealing([old]))
+    store.meanwhile = [lambda: rotated(store, [new], old)]
+    assert EnvelopeSealing([], [new]).unlock(store, commit, manifest).keyring == 2
+
+
+def test_who_was_silent_is_not_asked_again_when_generations_change_and_is_told_of() -> None:
+    store, keeper, other = Rotating(), Keeper(), Keeper("other")
+    commit, manifest = save(store, EnvelopeSealing([keeper, other]))
+    store.meanwhile = [lambda: rotated(store, [other], other)] * 3
+    keeper.does = out_of_reach
+    with pytest.raises(KeyServiceError, match="keeper:one does not answer"):
+        EnvelopeSealing([], [keeper]).unlock(store, commit, manifest)
+    assert len(keeper.unwraps) == 1
+
+
+def test_keyrings_that_never_stand_still_are_no_damage_and_are_not_looked_at_for_ever() -> None:
+    store, keeper = Rotating(), Keeper()
+    sealing = EnvelopeSealing([keeper])
+    commit, manifest = save(store, sealing)
+    store.meanwhile = [lambda: replaced(store, [keeper], keeper)] * 500
+    with pytest.raises(KeyServiceError, match="changed each of the 20 times"):
+        sealing.unlock(store, commit, manifest)
+    assert store.lists < 60
+
+
+def test_a_keyring_that_stays_absent_is_damage_after_two_looks() -> None:
+    store = Rotating()
+    sealing = EnvelopeSealing([Keeper()])
+    commit, manifest = save(store, sealing)
+    store.delete(layout.keyring_key(NAME, 1))
+    damaged(store, commit, manifest, "keyring 1 of step 1200.* is absent", sealing)
+    assert store.lists == 2
+
+
+def test_a_generation_larger_than_the_checkpoint_s_files_need_is_passed_over(store: MemoryStore) -> None:
+    keeper = Keeper()
+    sealing = EnvelopeSealing([keeper])
+    commit, manifest = save(store, sealing)
+    following = rotated(store, [keeper], keeper)
+    more = tuple(WrappedKey(path=f"z{number:06d}.floe", wrapped=(bytes(60),)) for number in range(40_000))
+    larger = replace(following, keys=(*following.keys, *more)).encode()
+    store.plant({layout.keyring_key(NAME, 2): larger})
+    keeper.unwraps.clear()
+    assert sealing.unlock(store, commit, manifest).keyring == 1
+    assert len(keeper.unwraps) == 1
+
+
+# A total time
+
+
+def test_all_identities_together_have_the_time_that_the_restore_gives(
+    store: MemoryStore, gates: list[threading.Event]
+) -> None:
+    keepers = [Keeper(str(number)) for number in range(5)]
+    commit, manifest = save(store, EnvelopeSealing(keepers))
+    gates.extend(keeper.hang() for keeper in keepers)
+    began = time.monotonic()
+    with pytest.raises(KeyServiceError, match=r"keeper:0 did not answer in time.*keeper:1 was not asked"):
+        EnvelopeSealing([], keepers, within_s=25).unlock(store, commit, manifest, within_s=0.3)
+    assert time.monotonic() - began < 15
+    assert [len(keeper.unwraps) for keeper in keepers] == [1, 0, 0, 0, 0]
+
+
+def test_directly_all_files_together_have_the_time_that_the_restore_gives(store: MemoryStore) -> None:
+    keeper = Keeper()
+    commit, manifest = save(store, EnvelopeSealing([keeper], wrap="direct"))
+    keeper.does = lambda: time.sleep(0.3)
+    with pytest.raises(KeyServiceError, match="keeper:one"):
+        EnvelopeSealing([keeper]).unlock(store, commit, manifest, within_s=0.4)
+    assert len(keeper.unwraps) == 2
+    assert EnvelopeSealing([keeper]).unlock(store, commit, manifest, within_s=25).keyring == 1
+
+
 def test_a_flood_of_generations_costs_few_calls_and_does_not_hide_the_first(store: MemoryStore) -> None:
     keeper = Keeper()
     sealing = EnvelopeSealing([keeper])
