@@ -62,7 +62,8 @@ class RestorePlan:
         missing: names that the state has and the checkpoint lacks.
         unexpected: names that the checkpoint has and the state has no place for.
         different: a sentence for each name whose shape, dtype or kind differs.
-        reads: what would be read, by shard; empty where the state does not fit.
+        reads: what would be read, by shard; empty where the state does not fit. Of a sealed shard,
+            without its header of 74 bytes.
         missing_per_rank: names of values of each rank's own, of which the checkpoint holds none
             for this rank: the state's stay.
         ownerless: ranks that stored values of their own and that this job does not have.
