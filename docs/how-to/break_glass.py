@@ -21,8 +21,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 
+def opened(path):
+    if not (folder / path).is_file():  # a pipe would be waited for, for ever
+        raise ValueError(f"{path} is not there, or is no file")
+    return (folder / path).open("rb")
+
+
 def document(path, pinned=None):
-    data = (folder / path).read_bytes()
+    data = opened(path).read(1 << 28)
     if pinned not in (None, "sha256:" + hashlib.sha256(data).hexdigest()):
         raise ValueError(f"{path} is not what COMMIT pins")
     return json.loads(data)
@@ -69,7 +75,7 @@ def segment_keys(file, key):  # FLOE's, where the header that the manifest pins 
 def unlocked(generation):
     keyring = document(f"keyring/{generation}", commit["keyring"] if generation == "0001.json" else None)
     for at in range(len(keyring["recipients"])):
-        with contextlib.suppress(InvalidTag):
+        with contextlib.suppress(Exception):  # it is another's, or made to stop whoever reads it
             keys = keys_of(keyring, at)
             return {file["path"]: segment_keys(file, keys[file["path"]]) for file in manifest["files"]}
     raise ValueError(f"{generation} has nothing for this private key that fits MANIFEST.json")
@@ -83,23 +89,26 @@ def open_file(file, segment_key, source, target):
         target.write(AESGCM(segment_key(number >> 20)).decrypt(segment[4:16], segment[16:], aad))
 
 
+sys.excepthook = lambda kind, error, _: sys.stderr.write(f"refused: {error} ({kind.__name__})\n")
 folder, key_file, output = map(Path, sys.argv[1:])
 commit = document("COMMIT")
 manifest = document("data/MANIFEST.json", commit["manifest"])
 names = [str(manifest[member]) for member in ("run", "launch", "step", "attempt")]
 private, kem = private_key(key_file.read_bytes())
-suite, keys = Suite(kem, KDF.HKDF_SHA256, AEAD.AES_256_GCM), None
+suite, keys, reasons = Suite(kem, KDF.HKDF_SHA256, AEAD.AES_256_GCM), None, ""
 for generation in sorted(os.listdir(folder / "keyring"), reverse=True):
-    with contextlib.suppress(KeyError, ValueError):
+    try:
         keys = keys or unlocked(generation)
+    except Exception as error:  # noqa: BLE001 - whatever stands in one keyring, another may open
+        reasons += f"\n{generation}: {str(error) or type(error).__name__}"
 if keys is None:
-    sys.exit("refused: no keyring here holds, for this private key, the keys that MANIFEST.json pins")
+    sys.exit("refused: no keyring here holds, for this key, the keys that MANIFEST.json pins" + reasons)
 output.mkdir(parents=True)
 for file in manifest["files"]:
     target = output / file["path"].removesuffix(".floe").replace("/", "_")
     try:
-        with (folder / "data" / file["path"]).open("rb") as source, target.open("xb") as plain:
+        with opened(f"data/{file['path']}") as source, target.open("xb") as plain:
             open_file(file, keys[file["path"]], source, plain)
-    except (InvalidTag, ValueError) as error:
-        target.unlink()
-        sys.exit(f"refused: {file['path']}: {error or 'it is not what was sealed there'}")
+    except Exception as error:
+        target.unlink(missing_ok=True)
+        raise ValueError(f"{file['path']}: {str(error) or 'it is not what was sealed there'}") from error
