@@ -24,6 +24,7 @@ from strongroom.errors import (
 from strongroom.layout import MAX_KEYRING, keyring_key
 from strongroom.manifest import Commit, FileRecord
 from strongroom.stores.base import Store
+from strongroom_security.changes import wraps_of
 from strongroom_security.keyring import Keyring, read_generation
 
 __all__ = ["Findings", "FoundKeyring", "Standing", "find_keyring"]
@@ -40,12 +41,14 @@ class FoundKeyring:
         digest: SHA-256 of its bytes; None: they could not be read.
         keyring: None where it is no keyring of this checkpoint.
         problem: why it is none.
+        is_absent: nothing stands there; what was listed a moment ago was removed, perhaps.
     """
 
     generation: int
     digest: Digest | None = None
     keyring: Keyring | None = None
     problem: IntegrityError | UnsupportedFormatError | None = None
+    is_absent: bool = False
 
 
 def find_keyring(store: Store, commit: Commit, generation: int) -> FoundKeyring:
@@ -68,7 +71,8 @@ def find_keyring(store: Store, commit: Commit, generation: int) -> FoundKeyring:
                 f"{keyring.run}"
             )
     except ObjectNotFoundError:
-        return FoundKeyring(generation=generation, problem=IntegrityError(f"{what} is absent"))
+        problem = IntegrityError(f"{what} is absent")
+        return FoundKeyring(generation=generation, problem=problem, is_absent=True)
     except (IntegrityError, UnsupportedFormatError) as error:
         return FoundKeyring(generation=generation, digest=digest, problem=error)
     return FoundKeyring(generation=generation, digest=digest, keyring=keyring)
@@ -141,6 +145,29 @@ class Standing:
         """Those before a keyring, newest first."""
         found = (self._find(number).keyring for number in self.before(keyring.generation))
         return tuple(each for each in found if each is not None)
+
+    def above(self, generation: int) -> tuple[Keyring, ...]:
+        """Those after a number that are whole."""
+        found = (self._find(number).keyring for number in self.numbers if number > generation)
+        return tuple(each for each in found if each is not None)
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether one that was listed was not there when it was read."""
+        return any(self._found[number].is_absent for number in self.numbers if number in self._found)
+
+    def pinned_wraps(self, keyring: Keyring) -> frozenset[str]:
+        """Ids whose wraps are, to the byte, those of the first keyring, which the commit pins."""
+        first = self._find(1).keyring
+        if first is None or first.wrap != keyring.wrap:
+            return frozenset()
+        if first.wrap == "checkpoint" and first.keys != keyring.keys:
+            return frozenset()  # they may be of another key of the checkpoint
+        return frozenset(
+            entry.id
+            for entry in keyring.recipients
+            if wraps_of(keyring, entry.id) == wraps_of(first, entry.id)
+        )
 
     def is_pinned(self, keyring: Keyring) -> bool:
         """Whether a keyring's files' keys are known to be right without opening it.

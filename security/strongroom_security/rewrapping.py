@@ -11,7 +11,13 @@ What it holds to:
   damaged or forged, and the one before it is taken, as readers do.
 - A key service is asked once, where it can re-encrypt without showing the key. Keys that are here cost no
   call, so whatever they can check is checked, and what they wrapped is wrapped anew.
-- Older generations are removed on purpose alone, and after the newer one was opened.
+- Older generations are removed on purpose alone, after the newer one was opened, and where nobody loses by
+  it: each of its wraps was opened or made here, or is the one that ``COMMIT`` pins.
+- No number is used twice. One that is free may have been: whoever removes older generations leaves a higher
+  one. So after each write it is looked whether a higher one stands; then what was written came of
+  something that is gone, is removed, and all begins anew from the highest.
+- What was listed and is gone when it is read is no damage: another rotation has removed it. It is looked
+  again, and only what stands still counts.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from strongroom.errors import (
     StoreUnavailableError,
     StrongroomError,
 )
-from strongroom.layout import CheckpointName, keyring_key
+from strongroom.layout import MAX_KEYRING, CheckpointName, keyring_key
 from strongroom.manifest import Commit, FileRecord
 from strongroom.opened import open_checkpoint
 from strongroom.stores.base import Store
@@ -66,8 +72,12 @@ Result = Literal["rotated", "already", "would rotate", "unsealed", "gone", "fail
 Wraps = dict[str, tuple[bytes, ...]]
 """What recipients have wrapped, by their ids, as `wraps_of` gives it."""
 
-_MAX_RACES: Final = 8
+_MAX_RACES: Final = 16
 """How often another rotation may come first; each time it has made a generation."""
+
+
+_MAX_GAP: Final = 16
+"""How far above one's own number others are looked for where they cannot be listed; as readers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +139,8 @@ class Rewrapping:
         self._name = commit.name
         self._context = Context.of(commit.run, commit.name)
         self._written: int | None = None
+        self._made_here: frozenset[str] = frozenset()
+        """Ids that the last generation made here holds a wrap for that needs nobody's word."""
         self._passed_over: tuple[str, ...] = ()
 
     def carry_out(self) -> Outcome:
@@ -151,14 +163,29 @@ class Rewrapping:
 
     def _carried_out(self) -> Outcome:
         for _ in range(_MAX_RACES):
-            numbers = newest_first(self._store, self._name)
-            outcome = self._try(Standing(self._store, self._commit, numbers, self._records))
+            stand = self._look()
+            written = self._written
+            try:
+                outcome = self._try(stand)
+            except (IntegrityError, NoKeyError):
+                if self._written == written and self._has_moved(stand):
+                    continue  # it was said of what stands no longer
+                raise
             if outcome is not None:
                 return outcome
         raise StoreUnavailableError(
             f"{_MAX_RACES} times another rotation made the next keyring of {self._name} first; do this again "
             f"once that has ended"
         )
+
+    def _look(self) -> Standing:
+        return Standing(self._store, self._commit, newest_first(self._store, self._name), self._records)
+
+    def _has_moved(self, stand: Standing) -> bool:
+        try:
+            return tuple(newest_first(self._store, self._name)) != stand.numbers
+        except StoreError:
+            return False  # what was found first is told
 
     def _is_gone(self) -> bool:
         try:
@@ -181,12 +208,15 @@ class Rewrapping:
         """One try, from what stands; None: another rotation was faster."""
         findings = Findings()
         for base in stand.whole(findings):
+            if stand.has_vanished and self._has_moved(stand):
+                return None
             self._passed_over = findings.texts()
             step = decide(self._options.change, base, lambda base=base: stand.older(base))  # type: ignore[misc]
             if self._options.dry_run:
-                return self._foreseen(base, step, stand)
+                return self._foreseen(base, self._mended(step, base, stand, self._ids_at_hand(base)), stand)
             try:
-                is_verified = step.is_nothing and self._verify(base, stand)
+                opened = self._verify(base, stand) if step.is_nothing else self._ids_at_hand(base)
+                step = self._mended(step, base, stand, opened)
                 following = None if step.is_nothing else self._following(base, step, stand)
             except (IntegrityError, NoKeyError) as error:
                 # What adds or removes one recipient starts from the newest generation: from an older one
@@ -196,8 +226,8 @@ class Rewrapping:
                 findings.errors.append(error)
                 continue
             if following is None:
-                return self._done(base, stand, is_verified=is_verified)
-            return self._rotated(base, following, stand) if self._write(following) else None
+                return self._done(base, stand, opened=opened)
+            return self._rotated(base, following, stand) if self._write(base, following) else None
         self._passed_over = ()
         worst = findings.worst()
         if isinstance(worst, IntegrityError):
@@ -207,32 +237,35 @@ class Rewrapping:
             )
         raise worst
 
-    def _rotated(self, base: Keyring, following: Keyring, stand: Standing) -> Outcome:
-        """Make sure of what was written.
+    def _rotated(self, base: Keyring, following: Keyring, stand: Standing) -> Outcome | None:
+        """Make sure of what was written; None: another rotation went on from it, and removed it.
 
         Raises:
             IntegrityError: it stands otherwise than it was written, or does not open.
         """
         found = find_keyring(self._store, self._commit, following.generation)
+        if found.is_absent and self._look().above(following.generation):
+            return None
         if found.keyring != following:
             why = f": {found.problem}" if found.problem else ""
             raise IntegrityError(
                 f"keyring {following.generation} of {self._name} does not stand as it was written{why}; the "
                 f"older ones still do"
             )
-        is_verified = self._verify(following, stand)
-        return self._done(following, stand, is_verified=is_verified, source=base.generation)
+        opened = self._verify(following, stand)
+        return self._done(following, stand, opened=opened, source=base.generation)
 
     def _done(
-        self, keyring: Keyring, stand: Standing, *, is_verified: bool, source: int | None = None
+        self, keyring: Keyring, stand: Standing, *, opened: frozenset[str], source: int | None = None
     ) -> Outcome:
-        removed = self._remove(keyring, stand, is_verified=is_verified) if self._options.remove_old else ()
+        made_here = frozenset() if source is None else self._made_here
+        removed = self._remove(keyring, stand, opened, made_here) if self._options.remove_old else ()
         return Outcome(
             name=self._name,
             result="already" if source is None else "rotated",
             generation=keyring.generation,
             source=source,
-            verified=is_verified,
+            verified=bool(opened),
             removed=removed,
             calls=self._calls.count,
             passed_over=self._passed_over,
@@ -270,6 +303,7 @@ class Rewrapping:
             IntegrityError: the base is damaged or forged.
             NoKeyError, KeyServiceError: it has to be opened, and nobody here can.
         """
+        self._made_here = frozenset()
         at_hand = self._at_hand(base)
         local = [identity for identity in at_hand if is_local(identity.kind)]
         services = [identity for identity in at_hand if not is_local(identity.kind)]
@@ -277,7 +311,7 @@ class Rewrapping:
         opened = self._opening.by_first(base, local, failed)
         # Where a key that is here found something wrong, the keyring is opened, so that it is set right.
         if opened is None and not failed.errors and not step.new_key and stand.is_pinned(base):
-            wraps = self._rewrapped(base, step.wrap, services, failed)
+            wraps = self._rewrapped(base, step.wrap, services, failed, stand.pinned_wraps(base))
             if wraps is not None:
                 return self._made(base, step, stand, wraps)
         if opened is None:
@@ -290,19 +324,28 @@ class Rewrapping:
             opened.wipe()
 
     def _rewrapped(
-        self, base: Keyring, to: Sequence[Recipient], services: list[Identity], failed: Findings
+        self,
+        base: Keyring,
+        to: Sequence[Recipient],
+        services: list[Identity],
+        failed: Findings,
+        pinned: frozenset[str],
     ) -> Wraps | None:
         """Wraps for recipients, without the key being seen here; None: it has to be."""
         made: Wraps = {}
+        sure: set[str] = set()
         # Few services can wrap for a key that lies here; where one cannot, no call was made in vain.
         for recipient in sorted(to, key=lambda recipient: not is_local(recipient.kind)):
             for keeper in sorted(services, key=lambda identity: identity.id != recipient.id):
                 found = self._rewrapped_by(keeper, base, recipient, services, failed)
                 if found is not None:
                     made[recipient.id] = found
+                    # A wrap that nobody vouches for may be of another key, and so is what is made of it.
+                    sure |= {recipient.id} if keeper.id in pinned else set()
                     break
             else:
                 return None
+        self._made_here = frozenset(sure)
         return made
 
     def _rewrapped_by(
@@ -351,13 +394,15 @@ class Rewrapping:
         keys = list(opened.keys.values()) if key is None else [key.secret]
         # What costs nothing is wrapped anew: a copy would carry on whatever somebody put there.
         cheap = [known for known in self._known() if known.id in step.keep and is_local(known.kind)]
-        return {
+        made = {
             recipient.id: tuple(
                 self._calls.wrap(recipient, each, context)
                 for each, context in zip(keys, contexts_of(base, self._context), strict=True)
             )
             for recipient in (*step.wrap, *cheap)
         }
+        self._made_here = frozenset(made)
+        return made
 
     def _made(
         self,
@@ -396,14 +441,55 @@ class Rewrapping:
             keys=base.keys if rows is None else rows,
         )
 
-    def _write(self, keyring: Keyring) -> bool:
+    def _write(self, base: Keyring, following: Keyring) -> bool:
+        """Create a generation; False: look again at what stands.
+
+        Raises:
+            StoreError: it was not created; or it was, of what is gone, and cannot be removed.
+        """
         try:
-            is_ours = write_generation(self._store, keyring)
+            is_ours = write_generation(self._store, following)
         except OutcomeUnknownError:
+            if find_keyring(self._store, self._commit, following.generation).keyring == following:
+                self._withdraw_if_overtaken(base, following)
             return False  # whatever stands now is looked at
-        if is_ours:
-            self._written = keyring.generation
-        return is_ours
+        if not is_ours or self._withdraw_if_overtaken(base, following):
+            return False
+        self._written = following.generation
+        return True
+
+    def _withdraw_if_overtaken(self, base: Keyring, following: Keyring) -> bool:
+        """Remove what was just written, where its number was used and purged before: a higher one stands.
+
+        One that goes on from it is no such: then it was the newest, and has done its part.
+        """
+        higher = self._above(base, following)
+        ours = sha256_of(following.encode())
+        if not higher or any(keyring.previous == ours for keyring in higher):
+            return False
+        key = keyring_key(self._name, following.generation)
+        try:
+            self._store.delete(key)
+        except StoreError as error:
+            raise StoreUnavailableError(
+                f"{key} was made of a keyring that another rotation has replaced meanwhile, so that whoever "
+                f"was removed by that may open again; it could not be taken back: {error}. Remove it"
+            ) from error
+        return True
+
+    def _above(self, base: Keyring, following: Keyring) -> tuple[Keyring, ...]:
+        """The generations that stand above one, and are whole."""
+        for _ in range(_MAX_RACES):
+            stand = self._look()
+            found = stand.above(following.generation)
+            if found or not (stand.has_vanished and self._has_moved(stand)):
+                break
+        if found or not find_keyring(self._store, self._commit, base.generation).is_absent:
+            return found
+        # Where listing is denied, they are found by counting, which ends at the gap that a removal left.
+        numbers = range(following.generation + 1, min(following.generation + _MAX_GAP, MAX_KEYRING) + 1)
+        probed = (find_keyring(self._store, self._commit, number).keyring for number in numbers)
+        return tuple(keyring for keyring in probed if keyring is not None)
 
     # --------------------------------------------------------------------------------------------- who can
 
@@ -417,6 +503,31 @@ class Rewrapping:
     def _at_hand(self, keyring: Keyring) -> list[Identity]:
         return [each for each in self._options.identities if keyring.position(each.id) is not None]
 
+    def _ids_at_hand(self, keyring: Keyring) -> frozenset[str]:
+        return frozenset(identity.id for identity in self._at_hand(keyring))
+
+    def _mended(self, step: Step, base: Keyring, stand: Standing, opened: frozenset[str]) -> Step:
+        """A step that wraps anew, before older generations go, what nobody here can vouch for.
+
+        Whoever can write to the storage can plant a keyring that is right for those who are here, and holds
+        nothing for one who is not: the older ones would be the last that a break-glass key opens.
+
+        Args:
+            opened: ids of those who open it here; none: nobody can make it better.
+        """
+        if not (
+            self._options.remove_old and opened and (stand.before(base.generation) or step.wrap or step.drop)
+        ):
+            return step
+        unsure = set(step.keep) - opened - stand.pinned_wraps(base)
+        anew = tuple(known for known in self._known() if known.id in unsure)
+        kept = unsure.intersection(known.id for known in anew)
+        return replace(
+            step,
+            keep=tuple(each for each in step.keep if each not in kept),
+            wrap=(*step.wrap, *anew),
+        )
+
     def _nobody(self, base: Keyring) -> NoKeyError:
         wanted = ", ".join(entry.id for entry in base.recipients)
         here = ", ".join(f"{identity.uri} ({identity.id})" for identity in self._options.identities)
@@ -427,36 +538,48 @@ class Rewrapping:
 
     # ------------------------------------------------------------------------- making sure, and removing
 
-    def _verify(self, keyring: Keyring, stand: Standing) -> bool:
-        """Open a generation by everyone at hand who can be asked; False: nobody was.
+    def _verify(self, keyring: Keyring, stand: Standing) -> frozenset[str]:
+        """Open a generation by everyone at hand who can be asked; the ids of those who did.
 
         Raises:
             IntegrityError: one of them finds that it is wrong.
             KeyServiceError: one that was to be asked cannot be reached.
         """
         removes = self._options.remove_old and bool(stand.before(keyring.generation))
-        is_verified = False
+        opened: set[str] = set()
         for identity in self._at_hand(keyring):
             if not (is_local(identity.kind) or self._options.verify or removes):
                 continue
             try:
                 self._opening.by(keyring, identity).wipe()
-                is_verified = True
+                opened.add(identity.id)
             except NoKeyError:
                 continue  # a writer may wrap by this key, and not unwrap
-        return is_verified
+        return frozenset(opened)
 
-    def _remove(self, keyring: Keyring, stand: Standing, *, is_verified: bool) -> tuple[int, ...]:
+    def _remove(
+        self, keyring: Keyring, stand: Standing, opened: frozenset[str], made_here: frozenset[str]
+    ) -> tuple[int, ...]:
         """Remove what is older.
 
         Raises:
-            NoKeyError: nothing shows that this one opens.
+            NoKeyError: nothing shows that this one opens, or that each of its recipients can open it.
         """
         older = stand.before(keyring.generation)
-        if older and not is_verified:
+        if not older:
+            return ()
+        if not opened:
             raise NoKeyError(
                 f"the older keyrings of {self._name} stay: nobody here could open generation "
                 f"{keyring.generation}, so nothing shows that it opens. Name one of its recipients that can"
+            )
+        ids = {entry.id for entry in keyring.recipients}
+        unsure = ids - opened - made_here - stand.pinned_wraps(keyring)
+        if unsure:
+            raise NoKeyError(
+                f"the older keyrings of {self._name} stay: nothing shows that generation "
+                f"{keyring.generation} opens for {', '.join(sorted(unsure))}. Rotate to all of its "
+                f"recipients, so that they are wrapped for anew, or name their keys among the identities"
             )
         for number in older:
             self._store.delete(keyring_key(self._name, number))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from strongroom.errors import ConfigError, IntegrityError, KeyServiceError, NoKeyError
 from strongroom.manifest import FileRecord
 from strongroom.pace import Pace
+from strongroom_security.asking import ask
 from strongroom_security.changes import is_local, wraps_of
 from strongroom_security.envelope import CheckpointKey
 from strongroom_security.fields import Context, file_aad
@@ -22,8 +23,7 @@ from strongroom_security.floe import FloeOpener
 from strongroom_security.generations import Findings
 from strongroom_security.keyring import Keyring
 from strongroom_security.recipients.base import Identity, Recipient, Rewrapper, check_wrapped
-from strongroom_security.sealing import _Call, _results, _unwrapped, _wrapped
-from strongroom_security.secret import Secret
+from strongroom_security.secret import KEY_BYTES, Secret
 
 __all__ = ["Calls", "Opened", "Opening", "contexts_of"]
 
@@ -45,16 +45,28 @@ class Calls:
         """As `Recipient.wrap`."""
         self._spend(recipient.kind)
 
-        def ask(within_s: float) -> bytes:
-            return _wrapped(recipient, key, context, within_s)
+        def question(within_s: float) -> bytes:
+            wrapped: object = recipient.wrap(key, context, within_s=within_s)
+            return _checked(wrapped, recipient.uri, recipient.uri)
 
-        ((wrapped,),) = _results([_Call([ask], who=recipient.uri, within_s=self._within_s)])
-        return wrapped
+        return ask(question, who=recipient.uri, within_s=self._within_s)
 
     def unwrap(self, identity: Identity, wrapped: bytes, context: Context) -> Secret:
         """As `Identity.unwrap`."""
         self._spend(identity.kind)
-        return _unwrapped(identity, wrapped, context, self._within_s)
+
+        def question(within_s: float) -> Secret:
+            key: object = identity.unwrap(wrapped, context, within_s=within_s)
+            if not isinstance(key, Secret):
+                raise KeyServiceError(f"{identity.uri} unwrapped to {type(key).__name__}; expected a Secret")
+            if key.size_bytes != KEY_BYTES:
+                raise IntegrityError(
+                    f"{identity.uri} unwrapped {key.size_bytes} bytes; a key has {KEY_BYTES}"
+                )
+            key.reveal()  # raises where it was wiped already
+            return key
+
+        return ask(question, who=identity.uri, within_s=self._within_s)
 
     def rewrap(self, keeper: Rewrapper, wrapped: bytes, context: Context, to: Recipient) -> bytes | None:
         """As `Rewrapper.rewrap`."""
@@ -62,15 +74,11 @@ class Calls:
         self._pace.spend(1)
         self.count += 1
 
-        def ask(within_s: float) -> bytes | None:
+        def question(within_s: float) -> bytes | None:
             made: object = keeper.rewrap(wrapped, context, to, within_s=within_s)
-            if made is None:
-                return None
-            if not isinstance(made, bytes):
-                raise KeyServiceError(f"{who} wrapped a key to {type(made).__name__}; expected bytes or None")
-            return check_wrapped(made, to.uri)
+            return None if made is None else _checked(made, who, to.uri)
 
-        ((found,),) = _results([_Call([ask], who=who, within_s=self._within_s)])
+        found = ask(question, who=who, within_s=self._within_s)
         if found is None:
             self.count -= 1  # it knew without asking
         return found
@@ -168,3 +176,9 @@ def contexts_of(keyring: Keyring, attempt: Context) -> list[Context]:
     if keyring.wrap == "checkpoint":
         return [attempt]
     return [replace(attempt, path=key.path) for key in keyring.keys]
+
+
+def _checked(wrapped: object, who: str, uri: str) -> bytes:
+    if not isinstance(wrapped, bytes):
+        raise KeyServiceError(f"{who} wrapped a key to {type(wrapped).__name__}; expected bytes")
+    return check_wrapped(wrapped, uri)

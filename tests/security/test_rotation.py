@@ -819,6 +819,76 @@ def test_a_service_that_does_not_answer_keeps_the_older_ones(root: Path, key: Fi
     assert opens(root, key) == [1]
 
 
+def plant_one_without_glass(root: Path, glass: HpkePrivateKey) -> None:
+    """A newest generation that is right for all but one."""
+    newest = max(keyrings_of(root).items())[1]
+    harmed = [
+        replace(entry, wrapped=bytes(len(entry.wrapped or b""))) if entry.id == glass.id else entry
+        for entry in newest.recipients
+    ]
+    planted = newest.followed_by(created_at_ms=2, recipients=harmed)
+    generation_file(root, planted.generation).write_bytes(planted.encode())
+
+
+@pytest.mark.parametrize("kind", (CountedKey, Reencrypting))
+def test_the_last_keyring_that_break_glass_opens_goes_once_another_was_made_for_it(
+    kind: type[CountedKey], root: Path, glass: HpkePrivateKey
+) -> None:
+    service, public = kind("service"), read_key(root.parent / "glass.pub")
+    make_root(root, [service, public])
+    plant_one_without_glass(root, glass)
+    change = to(service, public)
+    foreseen = only(rotated(root, change, identities=[service], remove_old=True, dry_run=True))
+    outcome = only(rotated(root, change, identities=[service], remove_old=True))
+    assert (outcome.result, outcome.source, outcome.generation) == ("rotated", 2, 3)
+    assert (foreseen.result, foreseen.generation, foreseen.removed) == ("would rotate", 3, outcome.removed)
+    assert list(keyrings_of(root)) == [3]
+    assert opens(root, glass) == opens(root, service) == [3]
+    assert only(rotated(root, change, identities=[service], remove_old=True)).result == "already"
+
+
+@pytest.mark.parametrize("kind", (CountedKey, Reencrypting))
+@pytest.mark.parametrize("change", ("remove", "add"))
+def test_it_stays_where_its_key_is_not_at_hand(
+    change: str, kind: type[CountedKey], root: Path, glass: HpkePrivateKey
+) -> None:
+    service, other, new = kind("service"), kind("other"), kind("new")
+    make_root(root, [service, other, read_key(root.parent / "glass.pub")])
+    plant_one_without_glass(root, glass)
+    wanted = RemoveRecipient(id=other.id) if change == "remove" else AddRecipient(recipient=new)
+    with pytest.raises(NoKeyError, match=f"nothing shows that generation 3 opens for {glass.id}"):
+        raise failure(rotated(root, wanted, identities=[service], remove_old=True))
+    assert opens(root, glass) == [1]
+    # In one go with others who are new, it is set right.
+    change_to = to(service, new, read_key(root.parent / "glass.pub"))
+    assert only(rotated(root, change_to, identities=[service], remove_old=True)).result == "rotated"
+    assert opens(root, glass) == opens(root, service) == opens(root, new) == [4]
+    assert list(keyrings_of(root)) == [4]
+
+
+def test_a_wrap_that_the_commit_pins_needs_nobody(root: Path, glass: HpkePrivateKey) -> None:
+    service, other = CountedKey("service"), CountedKey("other")
+    make_root(root, [service, other, read_key(root.parent / "glass.pub")])
+    outcome = only(rotated(root, RemoveRecipient(id=other.id), identities=[service], remove_old=True))
+    assert (outcome.result, outcome.removed) == ("rotated", (1,))
+    assert opens(root, glass) == [2]
+
+
+def test_the_pinned_wrap_of_another_checkpoint_key_is_none(root: Path, glass: HpkePrivateKey) -> None:
+    """Copied beside keys under a new one it is right to the byte, and opens nothing."""
+    service, public = CountedKey("service"), read_key(root.parent / "glass.pub")
+    make_root(root, [service, public])
+    first = keyrings_of(root)[1]
+    rotated(root, to(service, new_checkpoint_key=True), identities=[service])
+    second = keyrings_of(root)[2]
+    (pinned,) = (entry for entry in first.recipients if entry.id == glass.id)
+    planted = second.followed_by(created_at_ms=3, recipients=[*second.recipients, pinned])
+    generation_file(root, 3).write_bytes(planted.encode())
+    change = AddRecipient(recipient=CountedKey("new"))
+    assert isinstance(failure(rotated(root, change, identities=[service], remove_old=True)), NoKeyError)
+    assert opens(root, glass) == [1]
+
+
 def test_a_newer_generation_that_is_damaged_removes_none_that_opens(root: Path, key: FileKey) -> None:
     make_root(root, [key])
     rotated(root, AddRecipient(recipient=CountedKey("more")), identities=[key])
@@ -908,6 +978,159 @@ def test_a_store_that_keeps_something_else_is_found_out(root: Path, key: FileKey
     report = rotated(root, to(CountedKey("new")), identities=[key], store=changed, remove_old=True)
     assert "does not stand as it was written" in str(failure(report))
     assert opens(root, key) == [1]
+
+
+def once(then: Callable[[], object]) -> Callable[[], None]:
+    """Does something the first time that it is called."""
+    done: list[bool] = []
+
+    def do() -> None:
+        if not done:
+            done.append(True)
+            then()
+
+    return do
+
+
+@pytest.mark.parametrize("change", ("set", "add", "remove"))
+def test_a_keyring_that_another_rotation_removes_before_it_is_read_is_no_damage(
+    change: str, root: Path, key: FileKey
+) -> None:
+    old, more, new = CountedKey("old"), CountedKey("more"), CountedKey("new")
+    store = make_root(root, [old, more])
+    another = AddRecipient(recipient=key)
+    meanwhile = once(lambda: rotated(root, another, identities=[old, more], remove_old=True))
+    rotated(root, to(old, more, again=True), identities=[old, more])
+
+    def listed(prefix: str) -> list[str]:
+        names = store.list_names(prefix)
+        if prefix.endswith("keyring"):
+            meanwhile()
+        return list(names)
+
+    wanted = {
+        "set": to(old, new),
+        "add": AddRecipient(recipient=new),
+        "remove": RemoveRecipient(id=more.id),
+    }[change]
+    moved = Around(store, list_names=listed)
+    outcome = only(rotated(root, wanted, identities=[old, more], store=moved))
+    assert (outcome.result, outcome.source, outcome.passed_over) == ("rotated", 3, ())
+    assert generation_file(root, 3).exists()
+    assert not generation_file(root, 2).exists()
+
+
+def test_one_that_is_listed_and_stays_absent_counts(root: Path, key: FileKey) -> None:
+    store = make_root(root, [key])
+
+    def listed(prefix: str) -> list[str]:
+        return [*store.list_names(prefix), *(["0007.json"] if prefix.endswith("keyring") else [])]
+
+    haunted = Around(store, list_names=listed)
+    outcome = only(rotated(root, AddRecipient(recipient=CountedKey("new")), identities=[key], store=haunted))
+    assert (outcome.source, outcome.generation) == (1, 8)
+    assert "keyring 7" in outcome.passed_over[0]
+    generation_file(root, 8).unlink()
+    generation_file(root, 1).unlink()
+    assert isinstance(failure(rotated(root, to(key), identities=[key], store=haunted)), IntegrityError)
+
+
+def test_what_was_written_and_gone_on_from_and_removed_is_no_damage(root: Path, key: FileKey) -> None:
+    old, new = CountedKey("old"), CountedKey("new")
+    store = make_root(root, [old])
+    another = AddRecipient(recipient=key)
+    meanwhile = once(lambda: rotated(root, another, identities=[old, new], remove_old=True))
+
+    def put(name: str, data: bytes) -> bool:
+        is_ours = store.put_if_absent(name, data)
+        meanwhile()
+        return is_ours
+
+    changed = Around(store, put_if_absent=put)
+    outcome = only(rotated(root, AddRecipient(recipient=new), identities=[old, new], store=changed))
+    assert (outcome.result, outcome.error) == ("already", None)
+    assert opens(root, key) == opens(root, new) == [3]
+    assert sorted(keyrings_of(root)) == [3]
+
+
+def no_listing(store: Store) -> Callable[[str], list[str]]:
+    def listed(prefix: str) -> list[str]:
+        if prefix.endswith("keyring"):
+            raise AccessDeniedError("no listing here")
+        return list(store.list_names(prefix))
+
+    return listed
+
+
+@pytest.mark.parametrize("is_lost", (False, True), ids=("", "the answer is lost"))
+@pytest.mark.parametrize("may_list", (True, False), ids=("", "no listing"))
+def test_a_number_that_was_purged_is_not_made_again_from_what_is_gone(
+    may_list: bool, is_lost: bool, root: Path
+) -> None:
+    """Else the slow one lets whoever was removed open again, and says that all went well."""
+    kept, gone, added = CountedKey("kept"), CountedKey("gone"), CountedKey("added")
+    store = make_root(root, [kept, gone])
+
+    def others() -> None:
+        rotated(root, to(kept, gone, new_checkpoint_key=True), identities=[kept])
+        rotated(root, AddRecipient(recipient=CountedKey("another")), identities=[kept])
+        outcome = only(rotated(root, RemoveRecipient(id=gone.id), identities=[kept]))
+        assert (outcome.result, outcome.generation) == ("rotated", 4)
+        for number in (1, 2, 3):
+            generation_file(root, number).unlink()
+
+    meanwhile = once(others)
+
+    def late(name: str, data: bytes) -> bool:
+        meanwhile()
+        is_ours = store.put_if_absent(name, data)
+        if is_lost and name.endswith("0002.json"):
+            raise OutcomeUnknownError("lost")
+        return is_ours
+
+    slow = Around(store, put_if_absent=late, **({} if may_list else {"list_names": no_listing(store)}))
+    outcome = only(rotated(root, AddRecipient(recipient=added), identities=[kept], store=slow))
+    assert (outcome.result, outcome.source, outcome.generation) == ("rotated", 4, 5)
+    assert sorted(keyrings_of(root)) == [4, 5]
+    assert opens(root, gone) == [None]
+    assert opens(root, added) == opens(root, kept) == [5]
+
+
+def test_what_cannot_be_taken_back_is_told(root: Path) -> None:
+    kept, gone, added = CountedKey("kept"), CountedKey("gone"), CountedKey("added")
+    store = make_root(root, [kept, gone])
+
+    def others() -> None:
+        rotated(root, RemoveRecipient(id=gone.id), identities=[kept])
+        rotated(root, to(kept, new_checkpoint_key=True), identities=[kept], remove_old=True)
+
+    meanwhile = once(others)
+
+    def late(name: str, data: bytes) -> bool:
+        meanwhile()
+        return store.put_if_absent(name, data)
+
+    def kept_back(name: str) -> None:
+        raise AccessDeniedError("no deleting here")
+
+    slow = Around(store, put_if_absent=late, delete=kept_back)
+    error = failure(rotated(root, AddRecipient(recipient=added), identities=[kept], store=slow))
+    assert isinstance(error, StoreUnavailableError)
+    assert "0002.json was made of a keyring that another rotation has replaced" in str(error)
+
+
+def test_one_that_only_looks_newer_takes_nothing_back(root: Path, key: FileKey) -> None:
+    new = CountedKey("new")
+    store = make_root(root, [key])
+
+    def put(name: str, data: bytes) -> bool:
+        is_ours = store.put_if_absent(name, data)
+        generation_file(root, 50).write_bytes(b"{}")
+        return is_ours
+
+    changed = Around(store, put_if_absent=put)
+    assert only(rotated(root, to(new), identities=[key], store=changed)).generation == 2
+    assert opens(root, new) == [2]
 
 
 def test_a_root_that_may_not_be_listed_is_rotated_all_the_same(root: Path) -> None:
