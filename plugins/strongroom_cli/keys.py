@@ -13,7 +13,7 @@ from rich.console import Console
 
 from strongroom.catalog import History
 from strongroom.config import SYSTEM_CLOCK, load_policy
-from strongroom.errors import ConfigError, IntegrityError, StrongroomError
+from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StrongroomError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.stores.base import Store
@@ -50,6 +50,9 @@ _UNREADABLE: Final = 4
 
 _WITHIN_S: Final = 30.0
 """As a policy's own default."""
+
+_LOOKS: Final = 8
+"""How often keyrings are listed while a rotation is removing some of them."""
 
 _RESULTS: Final[tuple[Result, ...]] = ("rotated", "would rotate", "already", "unsealed", "gone", "failed")
 
@@ -153,8 +156,17 @@ def _here(seal: Seal) -> dict[str, _Here]:
 def _listed(store: Store, commit: Commit) -> _Listed:
     if commit.keyring is None:
         return _Listed(name=commit.name, is_sealed=False)
-    generations = tuple(find_keyring(store, commit, number) for number in newest_first(store, commit.name))
-    return _Listed(name=commit.name, is_sealed=True, generations=generations)
+    return _Listed(name=commit.name, is_sealed=True, generations=_generations(store, commit))
+
+
+def _generations(store: Store, commit: Commit) -> tuple[FoundKeyring, ...]:
+    """All of them, newest first. What a rotation removes before it is read is no damage: look again."""
+    for _ in range(_LOOKS):
+        numbers = newest_first(store, commit.name)
+        found = tuple(find_keyring(store, commit, number) for number in numbers)
+        if not any(each.is_absent for each in found) or newest_first(store, commit.name) == numbers:
+            break
+    return found
 
 
 def _listed_json(listed: _Listed, here: dict[str, _Here]) -> dict[str, Any]:
@@ -232,6 +244,8 @@ def _who(here: _Here | None) -> tuple[str | tuple[str, str], ...]:
 def _rotate(options: argparse.Namespace, store: Store, history: History, seal: Seal | None) -> int:
     change = _change(options, seal)
     commits, damaged = _chosen(history, options.step)
+    if isinstance(change, RemoveRecipient):
+        _check_named(change.id, store, commits)
     if isinstance(change, SetRecipients) and change.since_ms is not None and not options.dry_run:
         sys.stderr.write(f"strongroom: where this is interrupted, go on with --since {change.since_ms}\n")
     with Bar("rotating", counts=True) as bar:
@@ -303,6 +317,28 @@ def _id_of(text: str, seal: Seal | None) -> str:
         if each.uri == text:
             return each.id
     return open_recipient(text, base=Path()).id
+
+
+def _check_named(recipient_id: str, store: Store, commits: Sequence[Commit]) -> None:
+    """Refuse an id that stands nowhere: it may be mistyped, and whoever was meant could still open.
+
+    Raises:
+        CheckpointNotFoundError: no keyring names it; tells which ids there are.
+    """
+    there: set[str] = set()
+    for commit in commits:
+        if commit.keyring is None:
+            continue
+        for found in _generations(store, commit):
+            if found.keyring is not None:
+                there.update(entry.id for entry in found.keyring.recipients)
+        if recipient_id in there:
+            return
+    if there:  # else there is nothing to go by, and what is damaged is told where it is looked at
+        raise CheckpointNotFoundError(
+            f"no keyring that was looked at names {recipient_id}, so nothing was changed; those that are "
+            f"there are {', '.join(sorted(there))}"
+        )
 
 
 def _chosen(history: History, step: int | None) -> tuple[list[Commit], dict[CheckpointName, str]]:

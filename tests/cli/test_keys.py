@@ -269,6 +269,32 @@ def test_remove_recipient_lets_one_open_no_more(by: str, strongroom: Strongroom,
     assert newest(strongroom("keys", "list", "run", "--json")) == {step: [id_of("new.key")] for step in STEPS}
 
 
+def test_who_was_removed_is_still_known_by_the_older_keyrings(strongroom: Strongroom, here: Path) -> None:
+    strongroom("keys", "add-recipient", "run", "file:new.key", "100", "--security", "old.toml")
+    remove = ("keys", "remove-recipient", "run", "file:new.key", "--security", "old.toml")
+    assert strongroom(*remove).out.startswith("1 rotated; 2 as wanted before; ")
+    assert strongroom(*remove).out.startswith("3 as wanted before; ")
+
+
+@pytest.mark.parametrize("by", ("uri", "id"))
+@pytest.mark.parametrize("step", ((), ("200",)))
+@pytest.mark.parametrize("dry", ((), ("--dry-run",)))
+def test_one_that_no_keyring_names_is_3_and_those_that_are_there_are_told(
+    dry: tuple[str, ...], step: tuple[str, ...], by: str, strongroom: Strongroom, here: Path
+) -> None:
+    strongroom("keys", "add-recipient", "run", "file:new.key", "100", "--security", "old.toml")
+    if not step:
+        create_key_file(here / "other.key")
+    else:
+        shutil.copy("new.key", "other.key")  # that one is named, and by another step
+    named = id_of("other.key") if by == "id" else "file:other.key"
+    done = strongroom("keys", "remove-recipient", "run", named, *step, *dry)
+    assert (done.status, done.out) == (3, "")
+    assert f"names {id_of('other.key')}, so nothing was changed" in done.err
+    assert id_of("old.key") in done.err
+    assert (id_of("new.key") in done.err.partition("those that are there")[2]) is not bool(step)
+
+
 # ------------------------------------------------------------------------------------------- exit statuses
 
 
