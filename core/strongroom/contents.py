@@ -1,14 +1,15 @@
 """What a file holds, whether it is sealed or not. Reads through `strongroom.sealing`'s `Opener`.
 
 A sealed file is fetched in whole segments, a few at a time, into scratch memory, and opened from
-there; no more memory is used than that, however large the file is.
+there: into the reader's buffer where that takes a segment whole, else by way of more scratch memory.
+No more memory is used than that, however large the file is.
 """
 
 from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from strongroom.errors import IntegrityError
 from strongroom.manifest import SEGMENT_BYTES
@@ -65,24 +66,43 @@ class SealedReader:
         opener, target = self._opener, buffer.cast("B")
         end = min(offset_bytes + len(target), opener.size_bytes)
         position = offset_bytes
-        stored, plain = self._scratch()
         while position < end:
-            first = position // opener.segment_bytes
+            first, skipped = divmod(position, opener.segment_bytes)
+            # Segments that the buffer takes whole; the file's last one is whole when it ends.
+            until = self._count if end == opener.size_bytes else end // opener.segment_bytes
+            if skipped == 0 and until > first:
+                count = min(_SEGMENTS_AT_ONCE, until - first)
+                position += self._open(first, count, target[position - offset_bytes :])
+                continue
             last = min(self._count, -(-end // opener.segment_bytes))
-            count = min(_SEGMENTS_AT_ONCE, last - first)
-            start, stop = opener.stored_range(first, count)
-            fetched = memoryview(stored)[: stop - start]
-            filled = self._stored.read_into(start, fetched)
-            if filled != len(fetched):
-                raise IntegrityError(f"ends at byte {start + filled}, within a segment that ends at {stop}")
-            opened = opener.open_into(first, fetched, memoryview(plain))
-            begin = first * opener.segment_bytes
-            upto = min(end, begin + opened)
-            target[position - offset_bytes : upto - offset_bytes] = memoryview(plain)[
-                position - begin : upto - begin
-            ]
+            # What fits into one fetch is one; else the segment that is cut comes alone.
+            count = last - first if last - first <= _SEGMENTS_AT_ONCE else 1
+            plain = memoryview(self._scratch("plain"))
+            opened = self._open(first, count, plain)
+            upto = min(end, position - skipped + opened)
+            taken = plain[skipped : skipped + upto - position]
+            target[position - offset_bytes : upto - offset_bytes] = taken
             position = upto
         return max(0, end - offset_bytes)
+
+    def check(self) -> None:
+        """Open every segment, and keep nothing of them.
+
+        Raises:
+            IntegrityError: one of them is not what was sealed.
+        """
+        plain = memoryview(self._scratch("plain"))
+        for first in range(0, self._count, _SEGMENTS_AT_ONCE):
+            self._open(first, min(_SEGMENTS_AT_ONCE, self._count - first), plain)
+
+    def _open(self, first: int, count: int, target: memoryview) -> int:
+        """Fetch segments and open them into memory; return how many bytes they hold."""
+        start, stop = self._opener.stored_range(first, count)
+        fetched = memoryview(self._scratch("stored"))[: stop - start]
+        filled = self._stored.read_into(start, fetched)
+        if filled != len(fetched):
+            raise IntegrityError(f"ends at byte {start + filled}, within a segment that ends at {stop}")
+        return self._opener.open_into(first, fetched, target)
 
     def close(self) -> None:
         self._stored.close()
@@ -95,10 +115,10 @@ class SealedReader:
     ) -> None:
         self.close()
 
-    def _scratch(self) -> tuple[bytearray, bytearray]:
-        """Memory of this thread's own for stored and for opened segments."""
-        found: tuple[bytearray, bytearray] | None = getattr(self._spare, "memory", None)
+    def _scratch(self, what: Literal["stored", "plain"]) -> bytearray:
+        """Memory of this thread's own for stored or for opened segments."""
+        found: bytearray | None = getattr(self._spare, what, None)
         if found is None:
-            size = min(_SEGMENTS_AT_ONCE, self._count) * SEGMENT_BYTES
-            found = self._spare.memory = bytearray(size), bytearray(size)
+            found = bytearray(min(_SEGMENTS_AT_ONCE, self._count) * SEGMENT_BYTES)
+            setattr(self._spare, what, found)
         return found

@@ -6,6 +6,7 @@ handed its state, and a restore of the newest goes back to the whole checkpoint 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -30,7 +31,9 @@ from strongroom import (
     layout,
 )
 from strongroom.catalog import Catalog
-from strongroom.digest import sha256_of
+from strongroom.digest import FileHasher, sha256_of
+from strongroom.errors import ObjectNotFoundError
+from strongroom.findings import Report
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit, Manifest
 from strongroom.stores.memory import MemoryStore
@@ -679,6 +682,149 @@ def test_a_newer_keyring_that_is_nonsense_changes_nothing(run: Run) -> None:
     assert restored is not None
     assert (restored.step, restored.skipped) == (3, ())
     check_whole(restored, state, 33)
+
+
+# What verifying says
+
+
+def verified(run: Run, store: Any = None, *, has_keys: bool = True) -> Report:
+    sealing = sealing_of(run.policy) if has_keys else None
+    return verify(store or run.store, step=3, sealing=sealing, workers=1)
+
+
+def pin(run: Run) -> None:
+    """What anybody can do who may write: the manifest and the commit say what is there now."""
+    manifest = Manifest.decode(run.read("MANIFEST.json"), "manifest")
+    files = []
+    for record in manifest.files:
+        hasher = FileHasher(manifest.algorithm)
+        hasher.update(run.read(record.path))
+        files.append(replace(record, digest=hasher.digest()))
+    data = replace(manifest, files=tuple(files)).encode()
+    run.write("MANIFEST.json", data)
+    run.write("COMMIT", replace(run.commit, manifest=sha256_of(data)).encode())
+
+
+@pytest.mark.parametrize("kind", ("blake3", "sha256"))
+@pytest.mark.parametrize("file", FILES)
+def test_a_wrong_segment_under_a_rewritten_digest_is_damage_to_who_has_a_key(
+    file: str, kind: str, runs: dict[str, Run]
+) -> None:
+    """Whole means that it can be restored: the last segment is opened as well as the one with the header."""
+    run = runs[kind].copy()
+    run.flip(file, -1)
+    pin(run)
+    report = verified(run)
+    assert report.verdict == "damaged"
+    (problem,) = report.problems
+    assert (problem.key, problem.kind) == (run.key(file), "damaged")
+    assert "segment" in problem.message
+    assert report.file_count == verified(runs[kind]).file_count - 1
+    # Without a key nobody can tell, and the report says that nothing was opened.
+    closed = verified(run, has_keys=False)
+    assert closed.verdict == "whole"
+    assert all(checkpoint.is_closed for checkpoint in closed.checkpoints)
+
+
+def with_second(run: Run, /, **members: Any) -> dict[str, Any]:
+    first = sha256_of(run.read(KEYRING))
+    return {**run.keyring, "generation": 2, "previous": str(first), **members}
+
+
+STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
+    "another run": ({"run": "run-z"}, "its run is 'run-z'"),
+    "another step": ({"step": 7}, "its step is 7"),
+    "another launch": ({"launch": 7}, "its launch is 7"),
+    "another attempt": ({"attempt": "0" * 16}, "its attempt is"),
+    "another generation": ({"generation": 3}, "its generation is 3"),
+    "a generation that is true": ({"generation": True}, "its generation is True"),
+    "another kind": ({"kind": "commit"}, "its kind is 'commit'"),
+    "another one before": ({"previous": f"sha256:{'0' * 64}"}, "its previous is"),
+    "none before": ({"previous": None}, "its previous is None"),
+}
+
+
+@pytest.mark.parametrize("has_keys", (True, False))
+@pytest.mark.parametrize("what", STRANGERS)
+def test_a_newer_keyring_that_is_another_s_is_told(what: str, has_keys: bool, run: Run) -> None:
+    members, told = STRANGERS[what]
+    run.write("keyring/0002.json", canonical.with_self_digest(with_second(run, **members)))
+    report = verified(run, has_keys=has_keys)
+    (problem,) = report.problems
+    assert (problem.key, problem.kind) == (run.key("keyring/0002.json"), "damaged")
+    assert told in problem.message
+    assert report.checkpoints[0].is_closed is not has_keys
+
+
+@pytest.mark.parametrize("data", (b"", b"{}", b"[]", b"[" * 10_000, b"rubbish", b'{"a":1}'))
+def test_a_newer_keyring_that_is_damaged_is_told_and_the_files_are_opened(data: bytes, run: Run) -> None:
+    run.write("keyring/0002.json", data)
+    report = verified(run)
+    (problem,) = report.problems
+    assert (problem.key, problem.kind) == (run.key("keyring/0002.json"), "damaged")
+    assert not report.checkpoints[0].is_closed
+
+
+def test_a_newer_keyring_of_another_format_is_no_verdict(run: Run) -> None:
+    run.write("keyring/0002.json", canonical.with_self_digest(with_second(run, format="9.9")))
+    report = verified(run)
+    assert [problem.kind for problem in report.problems] == ["unsupported"]
+    assert report.verdict == "unverified"
+
+
+def test_what_is_no_keyring_is_unexpected_among_them(run: Run) -> None:
+    for name in ("0000.json", "1.json", "0002.json.bak", "0003.json/0003.json"):
+        run.contents[f"{run.newest.folder}/keyring/{name}"] = b"{}"
+    problems = verified(run).problems
+    assert [problem.kind for problem in problems] == ["unexpected"] * 4
+    assert f"{run.newest.folder}/keyring/0003.json/" in {problem.key for problem in problems}
+
+
+def test_a_keyring_that_was_rotated_is_whole_with_the_first_and_without(run: Run) -> None:
+    run.write("keyring/0002.json", canonical.with_self_digest(with_second(run)))
+    assert verified(run).verdict == "whole"
+    run.remove(KEYRING)
+    assert verified(run).verdict == "whole"
+
+
+def test_one_damaged_keyring_is_told_once(run: Run) -> None:
+    run.flip(KEYRING, 500)
+    (problem,) = verified(run).problems
+    assert (problem.key, problem.kind) == (run.key(KEYRING), "damaged")
+    assert "COMMIT pins" in problem.message
+
+
+class Rotating(MemoryStore):
+    """A store in which a rotation takes the first keyring away once it was listed."""
+
+    lists = 0
+
+    def list_names(self, prefix: str) -> list[str]:
+        names = list(super().list_names(prefix))
+        if prefix.endswith("/keyring"):
+            self.lists += 1
+            with contextlib.suppress(ObjectNotFoundError):
+                self.delete(f"{prefix}/0001.json")
+        return names
+
+
+def test_a_keyring_that_a_rotation_takes_away_meanwhile_is_no_damage(run: Run) -> None:
+    run.write("keyring/0002.json", canonical.with_self_digest(with_second(run)))
+    store = Rotating()
+    store.plant(run.contents)
+    assert verified(run, store).verdict == "whole"
+    assert store.lists >= 2
+
+
+def test_a_keyring_that_is_listed_and_never_there_is_missing_in_the_end(run: Run) -> None:
+    class Listing(MemoryStore):
+        def list_names(self, prefix: str) -> list[str]:
+            return [*super().list_names(prefix), *(["0002.json"] if prefix.endswith("/keyring") else [])]
+
+    store = Listing()
+    store.plant(run.contents)
+    (problem,) = verified(run, store).problems
+    assert (problem.key, problem.kind) == (run.key("keyring/0002.json"), "missing")
 
 
 # What says nothing about the bytes
