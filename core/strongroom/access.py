@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from strongroom import layout
 from strongroom.errors import NoKeyError
@@ -21,6 +22,9 @@ from strongroom.stores.base import Store
 
 __all__ = ["Access"]
 
+_SHARE: Final = 0.75
+"""Of the time that ranks wait for each other, what unlocking may take."""
+
 
 class Access:
     """How a sealed checkpoint is opened on every rank, though one alone unlocks it.
@@ -29,7 +33,9 @@ class Access:
     of the files that it is about to read; on another rank, what it was handed.
     """
 
-    def __init__(self, sealing: Sealing | None, ranks: Ranks) -> None:
+    def __init__(self, sealing: Sealing | None, ranks: Ranks, timeout_s: float) -> None:
+        # Before the other ranks take this one for dead, who keeps the key is to be named.
+        self._within_s = _SHARE * timeout_s
         self._sealing = sealing
         self._ranks = ranks
         self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
@@ -57,7 +63,7 @@ class Access:
             # A rank that is alone unlocks when it first needs a key.
             return {}
         opened = open_checkpoint(store, commit, self._sealing)
-        self._unlocked = opened.unlocked
+        self._unlocked = self._sealing.unlock(store, commit, opened.manifest, within_s=self._within_s)
         told = {}
         for rank in range(1, self._ranks.world_size):
             paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))

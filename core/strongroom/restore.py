@@ -132,7 +132,7 @@ def restore(
         NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
         RanksError: another rank is missing, or failed.
     """
-    access = Access(sealing, ranks)
+    access = Access(sealing, ranks, timeout_s)
     course = Course(
         sources, access=access, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
     )

@@ -171,8 +171,13 @@ class Sealing(Protocol):
             one_off: on the coordinator of several ranks: the pair whose public half went to the others.
         """
 
-    def unlock(self, store: Store, commit: Commit, manifest: Manifest) -> Unlocked:
+    def unlock(
+        self, store: Store, commit: Commit, manifest: Manifest, *, within_s: float | None = None
+    ) -> Unlocked:
         """Unwrap a checkpoint's keys; at most one call to a key service for each keyring tried.
+
+        Args:
+            within_s: how long it may take in all; None: as long as the policy gives each keeper.
 
         Raises:
             NoKeyError: no identity here opens it.
