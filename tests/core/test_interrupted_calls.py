@@ -23,10 +23,12 @@ def test_an_interrupt_while_the_save_begins_does_not_lose_sight_of_it(
     checkpointer.save(1, {"w": weights}).result()
     checkpointer.wait()
     let_go = threading.Event.set
+    # By its number: a thread that is only beginning is not known to `threading.current_thread` yet.
+    main = threading.get_ident()
 
     def interrupted(event: threading.Event) -> None:
         let_go(event)
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == main:
             raise KeyboardInterrupt
 
     gate = store.hold(on="open_writer")
