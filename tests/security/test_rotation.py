@@ -1020,6 +1020,29 @@ def test_a_keyring_that_another_rotation_removes_before_it_is_read_is_no_damage(
     assert not generation_file(root, 2).exists()
 
 
+def test_while_a_removal_is_half_done_an_older_one_is_not_taken_for_the_newest(
+    root: Path, key: FileKey
+) -> None:
+    old = CountedKey("old")
+    store = make_root(root, [old])
+    rotated(root, AddRecipient(recipient=key), identities=[old])
+
+    def others() -> None:
+        rotated(root, AddRecipient(recipient=CountedKey("another")), identities=[old])
+        generation_file(root, 2).unlink()
+
+    meanwhile = once(others)
+
+    def listed(prefix: str) -> list[str]:
+        names = store.list_names(prefix)
+        if prefix.endswith("keyring"):
+            meanwhile()
+        return list(names)
+
+    outcome = only(rotated(root, to(old), identities=[old], store=Around(store, list_names=listed)))
+    assert (outcome.result, outcome.source, outcome.generation) == ("rotated", 3, 4)
+
+
 def test_one_that_is_listed_and_stays_absent_counts(root: Path, key: FileKey) -> None:
     store = make_root(root, [key])
 
