@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sealed_saves import MIB, assert_same, file_policy, sealing_of
 
 from strongroom import (
@@ -31,6 +33,7 @@ from strongroom import (
     layout,
 )
 from strongroom.catalog import Catalog
+from strongroom.contents import SealedReader
 from strongroom.digest import FileHasher, sha256_of
 from strongroom.errors import ObjectNotFoundError
 from strongroom.findings import Report
@@ -906,3 +909,32 @@ def test_where_none_is_whole_every_reason_is_told_and_what_is_undefined(run: Run
     assert all("00000-00.safetensors" in reason for _, reason in caught.value.reasons)
     check_untouched(state, caught.value.undefined)
     assert layout.SEALED == ".floe"
+
+
+class _Joined:
+    """An opener of segments of 7 bytes and a tag, which are not sealed at all."""
+
+    segment_bytes = 7
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def stored_range(self, first: int, count: int) -> tuple[int, int]:
+        return 8 * first, min(8 * (first + count), self.size_bytes + max(1, -(-self.size_bytes // 7)))
+
+    def open_into(self, first: int, stored: memoryview, target: memoryview) -> int:
+        plain = b"".join(bytes(stored[at + 1 : at + 8]) for at in range(0, len(stored), 8))
+        target[: len(plain)] = plain
+        return len(plain)
+
+
+@given(st.integers(0, 60), st.integers(0, 70), st.integers(0, 70))
+def test_any_range_is_read_whether_its_segments_are_whole_or_cut(size: int, start: int, length: int) -> None:
+    plain = bytes(range(1, size + 1))
+    stored = b"".join(b"#" + plain[at : at + 7] for at in range(0, max(1, size), 7))
+    store = MemoryStore()
+    store.put("file", stored)
+    buffer = bytearray(length)
+    with SealedReader(store.open_reader("file"), _Joined(size)) as reader:
+        assert reader.read_into(start, memoryview(buffer)) == len(plain[start : start + length])
+    assert buffer == plain[start : start + length].ljust(length, b"\0")
