@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device; torch sees none")
+
+
+@pytest.fixture(autouse=True)
+def _no_callbacks_in_the_way_of_interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hypothesis is called at each collection of garbage: an interrupt that comes just then would be lost."""
+    kept = list(gc.callbacks)
+    if "interrupt" in request.node.name:
+        # In place: it is this very list that the interpreter looks at.
+        gc.callbacks.clear()
+    yield
+    if "interrupt" in request.node.name:
+        gc.callbacks[:] = kept
 
 
 @pytest.fixture(autouse=True)

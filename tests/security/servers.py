@@ -328,7 +328,7 @@ _MODULES = (
 
 @pytest.fixture(scope="session")
 def softhsm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoftHsm]:
-    """SoftHSM with two tokens, ``checkpoints`` and ``spare``, and no keys."""
+    """SoftHSM with the tokens ``checkpoints``, ``spare`` and ``rotating``, and no keys."""
     module = next((path for path in _MODULES if Path(path).is_file()), None)
     if module is None or shutil.which("softhsm2-util") is None:
         cannot("SoftHSM is not installed; on Debian: apt-get install softhsm2")
@@ -349,6 +349,8 @@ def softhsm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SoftHsm]:
         hsm = SoftHsm(module=module, folder=folder, pin_file=pin_file)
         hsm.make_token("checkpoints")
         hsm.make_token("spare")
+        # All of them now: a module that is loaded sees no token that is made later.
+        hsm.make_token("rotating")
         return hsm
 
     with _once("softhsm", start) as hsm:

@@ -131,7 +131,6 @@ def test_a_rotator_who_can_neither_open_nor_seal_wraps_anew_under_the_newest_ver
 def test_from_a_token_to_a_file_and_back_it_is_one_call_a_checkpoint(
     softhsm: SoftHsm, tmp_path: Path
 ) -> None:
-    softhsm.make_token("rotating")
     softhsm.make_keys(("rotating", "kek", b"\x01", {}))
     token = Pkcs11("token=rotating;object=kek", module=softhsm.module, pin_file=softhsm.pin_file)
     file = create_key_file(tmp_path / "kek.key")
