@@ -242,10 +242,6 @@ class Channel:
 
         self._ask(act)
 
-    def count_keys(self) -> int:
-        """How many keys the coordinator's store holds, those of all lanes."""
-        return int(self._call(lambda store: store.num_keys(), _ANSWER_S))
-
     def _take(self, store: TCPStore, key: str, head: bytes) -> bytes:
         count = int.from_bytes(head[:4], "big")
         if count <= 1:

@@ -18,16 +18,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     ConfigError,
-    FormatError,
     IntegrityError,
     KeyServiceError,
     NoKeyError,
@@ -38,6 +36,7 @@ from strongroom.errors import (
     UnsupportedFormatError,
 )
 from strongroom.layout import CheckpointName
+from strongroom_security.asking import Call, results
 from strongroom_security.envelope import CheckpointKey, HandedOver, HandOverKey, hand_over
 from strongroom_security.fields import Context, file_aad
 from strongroom_security.floe import FloeOpener, FloeSealer
@@ -62,9 +61,6 @@ __all__ = ["EnvelopeSealing"]
 
 _WITHIN_S: Final = 30.0
 """How long one call may take. A key service answers in milliseconds; the rest is for its repetition."""
-
-_GRACE_S: Final = 1.0
-"""A keeper ends its own call; one that does not is left behind this much later."""
 
 _MAX_TRIED: Final = 16
 """Generations that are tried besides the first. Whoever can write to the store can add any number."""
@@ -222,7 +218,7 @@ class _SaveSeal:
         self._lock = threading.Lock()
         self._keys: dict[str, Secret] = {}
         self._checkpoint_key: CheckpointKey | None = None
-        self._wraps: list[_Call[bytes]] = []
+        self._wraps: list[Call[bytes]] = []
         self._is_made = False
         self._has_ended = False
 
@@ -270,7 +266,7 @@ class _SaveSeal:
                 return  # one call to each recipient, however often this is called
             key = self._checkpoint_key = CheckpointKey.draw(self._context)
             self._wraps = [
-                _Call(
+                Call(
                     [partial(_wrapped, recipient, key.secret, self._context)],
                     who=recipient.uri,
                     within_s=self._within_s,
@@ -328,7 +324,7 @@ class _SaveSeal:
         if key is None:
             raise SaveError(f"{self._name} has no key of its own yet")
         wrapped = tuple(WrappedKey(path=path, wrapped=(key.wrap(path, each),)) for path, each in keys.items())
-        answers = _results(self._wraps, deadline)
+        answers = results(self._wraps, deadline)
         recipients = tuple(
             RecipientEntry(id=recipient.id, kind=recipient.kind, wrapped=answer)
             for recipient, (answer,) in zip(self._recipients, answers, strict=True)
@@ -339,7 +335,7 @@ class _SaveSeal:
         self, keys: Mapping[str, Secret], deadline: float
     ) -> tuple[tuple[RecipientEntry, ...], tuple[WrappedKey, ...]]:
         calls = [
-            _Call(
+            Call(
                 [partial(_wrapped, recipient, key, _at(self._context, path)) for path, key in keys.items()],
                 who=recipient.uri,
                 within_s=self._within_s,
@@ -347,7 +343,7 @@ class _SaveSeal:
             )
             for recipient in self._recipients
         ]
-        columns = _results(calls, deadline)
+        columns = results(calls, deadline)
         wrapped = tuple(
             WrappedKey(path=path, wrapped=row)
             for path, row in zip(keys, zip(*columns, strict=True), strict=True)
@@ -607,112 +603,6 @@ class _Unlocking:
         return answer
 
 
-class _Call(Generic[_T]):
-    """Questions to one keeper of keys, in turn, on a thread of their own.
-
-    The thread is left behind where the keeper does not end, and whatever the keeper does, the answer
-    is there or an error that names it: who waits is never left without one.
-
-    Args:
-        questions: each is asked with the seconds that it may take.
-        who: the keeper, as the policy names it.
-        within_s: what each question may take.
-        deadline: on the monotonic clock; when all have to be answered.
-    """
-
-    def __init__(
-        self,
-        questions: Sequence[Callable[[float], _T]],
-        *,
-        who: str,
-        within_s: float,
-        deadline: float = math.inf,
-    ) -> None:
-        self.who: Final = who
-        self.future: Final[Future[list[_T]]] = Future()
-        self.due = math.inf
-        """On the monotonic clock: when the keeper has had its time for the question that it is asked."""
-        self._questions = questions
-        self._within_s = within_s
-        self._deadline = deadline
-        self._next_question_s()
-        # A daemon: what waits for a dead service must not keep the interpreter from ending.
-        thread = threading.Thread(target=self._run, name="strongroom-keys", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self.future.set_exception(KeyServiceError(f"{who} could not be asked: {error}"))
-
-    def _run(self) -> None:
-        try:
-            answers = [question(self._next_question_s()) for question in self._questions]
-        except BaseException as error:  # noqa: BLE001 - a keeper that ends its thread is told of as any other
-            self.future.set_exception(_told(error, self.who))
-        else:
-            self.future.set_result(answers)
-
-    def _next_question_s(self) -> float:
-        now = time.monotonic()
-        within_s = max(0.0, min(self._within_s, self._deadline - now))
-        self.due = now + within_s + _GRACE_S
-        return within_s
-
-    @property
-    def was_out_of_reach(self) -> bool:
-        if self.future.done():
-            return isinstance(self.future.exception(), KeyServiceError)
-        return self.due <= time.monotonic()
-
-    def again(self) -> _Call[_T]:
-        return _Call(self._questions, who=self.who, within_s=self._within_s, deadline=self._deadline)
-
-
-def _results(calls: Sequence[_Call[_T]], deadline: float = math.inf) -> list[list[_T]]:
-    """What every call returned.
-
-    Args:
-        deadline: on the monotonic clock; besides the time that each keeper has for each question.
-
-    Raises:
-        StrongroomError: what the first that failed raised.
-        KeyServiceError: some did not end in time; names them.
-    """
-    while True:
-        failed = [call.future.exception() for call in calls if call.future.done()]
-        for error in failed:
-            if error is not None:
-                raise error
-        pending = [call for call in calls if not call.future.done()]
-        if not pending:
-            return [call.future.result() for call in calls]
-        now = time.monotonic()
-        slow = [call.who for call in pending if min(call.due, deadline) <= now]
-        if slow:
-            raise KeyServiceError(
-                f"{', '.join(slow)} did not answer in time; see that it is up and reachable from here, then "
-                f"do it again"
-            )
-        next_s = min(deadline, now + threading.TIMEOUT_MAX, *(call.due for call in pending)) - now
-        wait([call.future for call in pending], next_s, return_when=FIRST_EXCEPTION)
-
-
-def _told(error: BaseException, who: str) -> StrongroomError:
-    """An error of a keeper, so that it names the keeper and shows nothing that it may not.
-
-    It is always a new one: what was raised may be of any class, and drags along the frames that it
-    came through, with the key in them.
-    """
-    for kind in (FormatError, IntegrityError, ConfigError, KeyServiceError, NoKeyError):
-        if isinstance(error, kind):
-            try:
-                text = str(error)
-            except BaseException:  # noqa: BLE001 - a keeper's own code; it may do anything
-                break
-            return kind(text if who in text else f"{who}: {text}")
-    # Whoever wrote that keeper did not mean it to be shown: its text may hold anything, a key too.
-    return KeyServiceError(f"{who} failed with {type(error).__name__}, of which nothing can be shown")
-
-
 def _wrapped(recipient: Recipient, key: Secret, context: Context, within_s: float) -> bytes:
     wrapped: object = recipient.wrap(key, context, within_s=within_s)
     if not isinstance(wrapped, bytes):
@@ -734,7 +624,7 @@ def _unwrapped(
         return key
 
     # What the keeper gave is looked at on that thread: no frame that an error shows here has held it.
-    ((key,),) = _results([_Call([ask], who=identity.uri, within_s=within_s)], deadline)
+    ((key,),) = results([Call([ask], who=identity.uri, within_s=within_s)], deadline)
     return key
 
 

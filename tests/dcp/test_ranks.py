@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,37 +13,6 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from strongroom import Checkpointer
-
-WORLD_SIZE = 2
-
-
-@pytest.fixture(scope="module")
-def context() -> Any:
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(
-        ["torch.distributed.checkpoint", "torch.distributed.tensor", "strongroom.dcp"]
-    )
-    return made
-
-
-@pytest.fixture
-def run_ranks(context: Any, tmp_path: Path) -> Callable[[Any, Path], None]:
-    def run(job: Any, root: Path) -> None:
-        meeting_point = tmp_path / f"meet-{job.__name__}"
-        processes = [
-            context.Process(target=ranks.run, args=(job, rank, WORLD_SIZE, str(meeting_point), str(root)))
-            for rank in range(WORLD_SIZE)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-        assert codes == [0] * WORLD_SIZE
-
-    return run
 
 
 def test_a_sharded_state_is_saved_by_all_ranks_and_loaded_in_another_layout(

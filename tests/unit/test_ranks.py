@@ -387,7 +387,7 @@ def test_rounds_leave_nothing_in_the_store_for_ever(three: list[Ranks]) -> None:
         run(three[2:], agree)
         run(three, agree)
         run(three, agree)
-        counts = run(three, lambda one: one.lane("main").open().count_keys())
+        counts = run(three, lambda one: one.lane("main").open()._call(lambda store: store.num_keys(), 10.0))
         return int(min(counts))
 
     first = whole_cycle()
