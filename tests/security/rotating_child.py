@@ -17,8 +17,10 @@ from strongroom_security.secret import Secret
 class SlowKey(CountedKey):
     """Takes as long as the network does."""
 
+    pause_s = 0.01
+
     def unwrap(self, wrapped: bytes, context: Context, *, within_s: float) -> Secret:
-        time.sleep(0.01)
+        time.sleep(self.pause_s)
         return super().unwrap(wrapped, context, within_s=within_s)
 
 
@@ -41,4 +43,5 @@ def main(root: Path, old: str, new: str, since_ms: int, workers: int) -> None:
 
 
 if __name__ == "__main__":
+    SlowKey.pause_s = float(sys.argv[6])
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

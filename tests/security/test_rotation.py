@@ -1193,9 +1193,10 @@ def test_what_retention_removes_meanwhile_is_no_damage(root: Path, key: FileKey)
     assert not list(root.glob("step-000000000001-*"))
 
 
-def child(root: Path, old: str, new: str, *, workers: int) -> subprocess.Popen[str]:
+def child(root: Path, old: str, new: str, *, workers: int, pause_s: float = 0.01) -> subprocess.Popen[str]:
+    arguments = [str(root), old, new, "10000", str(workers), str(pause_s)]
     return subprocess.Popen(
-        [sys.executable, str(HERE / "rotating_child.py"), str(root), old, new, "10000", str(workers)],
+        [sys.executable, str(HERE / "rotating_child.py"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -1236,7 +1237,8 @@ def test_killed_at_any_point_and_done_again_it_converges(root: Path) -> None:
 def test_an_interrupt_ends_it_soon_and_nothing_goes_on_behind(root: Path) -> None:
     steps = 60
     make_root(root, [CountedKey("old")], steps=steps)
-    process = child(root, "old", "new", workers=4)
+    # So slow that it cannot end before the signal comes, however busy the machine is.
+    process = child(root, "old", "new", workers=4, pause_s=0.3)
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"
     process.send_signal(signal.SIGINT)
