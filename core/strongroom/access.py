@@ -1,7 +1,8 @@
-"""How a sealed checkpoint is opened on every rank of a job, though one rank alone unlocks it.
+"""How a checkpoint is opened on every rank of a job, though one rank alone judges and unlocks it.
 
-It owns which rank is handed which keys, and when: those of the index and the documents with the
-decision to try a checkpoint, those of shards once a rank has said which it reads. No round of talk is
+It owns who verifies signatures and holds a checkpoint against the floor: the coordinator, before anything
+is parsed or any key is asked for; the others are told the manifest's digest. And it owns which rank is
+handed which keys, and when: those of the index and the documents with the decision to try a checkpoint, those of shards once a rank has said which it reads. No round of talk is
 made for it; keys travel with what `strongroom.restore` agrees on, sealed to each rank's one-off key.
 """
 
@@ -17,7 +18,8 @@ from strongroom.manifest import Commit
 from strongroom.messages import Message
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.ranks import Ranks
-from strongroom.sealing import Sealing, Unlocked
+from strongroom.sealing import Unlocked
+from strongroom.signing import Guard
 from strongroom.stores.base import Store
 
 __all__ = ["Access"]
@@ -27,17 +29,19 @@ _SHARE: Final = 0.75
 
 
 class Access:
-    """How a sealed checkpoint is opened on every rank, though one alone unlocks it.
+    """How a checkpoint is opened on every rank, though one alone judges and unlocks it.
 
-    On the coordinator it holds the keys of the checkpoint that is tried, and hands each rank those
+    On the coordinator it holds the checkpoint that is tried and its keys, and hands each rank those
     of the files that it is about to read; on another rank, what it was handed.
     """
 
-    def __init__(self, sealing: Sealing | None, ranks: Ranks, timeout_s: float) -> None:
+    def __init__(self, guard: Guard, ranks: Ranks, timeout_s: float) -> None:
         # Before the other ranks take this one for dead, who keeps the key is to be named.
         self._within_s = _SHARE * timeout_s
-        self._sealing = sealing
+        self._guard = guard
+        self._sealing = sealing = guard.sealing
         self._ranks = ranks
+        self._admitted: OpenedCheckpoint | None = None
         self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
         self._publics: list[bytes] = []
         self._unlocked: Unlocked | None = None
@@ -51,24 +55,47 @@ class Access:
         """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
         self._publics = [message.pieces.get("public", b"") for message in said]
 
-    def unlock(self, store: Store, commit: Commit) -> dict[int, Message]:
-        """On the coordinator: unlock a checkpoint, and what each rank needs to hold it against its state.
+    @property
+    def rollback_protection(self) -> str:
+        """Where the floor is, or ``"none"``."""
+        return self._guard.rollback_protection
+
+    def admit(self, store: Store, commit: Commit, *, accept_older: bool) -> dict[int, Message]:
+        """On the coordinator: judge a checkpoint, then unlock it.
+
+        Returns:
+            what each rank needs to hold it against its state.
 
         Raises:
-            IntegrityError: it is damaged, or not sealed where it should be.
+            IntegrityError: it is damaged; or not signed, or not sealed, where it should be.
+            RollbackError: it is below the floor, and ``accept_older`` was not said.
             NoKeyError, KeyServiceError: it cannot be unlocked here.
         """
-        self._unlocked = None
-        if self._sealing is None or self._ranks.is_alone or commit.keyring is None:
+        self._unlocked = self._admitted = None
+        must_unlock = self._sealing is not None and not self._ranks.is_alone and commit.keyring is not None
+        if not must_unlock and self._guard.trust is None and self._guard.floor is None:
             # A rank that is alone unlocks when it first needs a key.
             return {}
-        opened = open_checkpoint(store, commit, self._sealing)
+        self._admitted = opened = open_checkpoint(store, commit, self._guard)
+        if self._guard.floor is not None and not accept_older:
+            self._guard.floor.check(store.uri, commit)
+        if self._sealing is None or not must_unlock:
+            return {}
         self._unlocked = self._sealing.unlock(store, commit, opened.manifest, within_s=self._within_s)
         told = {}
         for rank in range(1, self._ranks.world_size):
             paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))
             told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
         return told
+
+    def remember(self, store: Store, commit: Commit) -> None:
+        """On the coordinator: lift the floor to a checkpoint that every rank has found whole.
+
+        Raises:
+            ConfigError, StoreError: it cannot be remembered.
+        """
+        if self._guard.floor is not None:
+            self._guard.floor.lift(store.uri, commit)
 
     def hand(self, said: Sequence[Message]) -> dict[int, Message]:
         """On the coordinator: the keys of what each rank said that it reads."""
@@ -105,7 +132,11 @@ class Access:
         Raises:
             IntegrityError, NoKeyError, KeyServiceError, StoreError: it cannot be.
         """
-        opened = open_checkpoint(store, commit, self._sealing)
+        if self._admitted is not None and self._admitted.commit == commit:
+            opened = self._admitted
+        else:
+            # Judged by the coordinator already, of which the ``COMMIT`` comes that pins the manifest.
+            opened = open_checkpoint(store, commit, Guard(sealing=self._sealing))
         if opened.manifest.is_sealed and self._sealing is not None and not self._ranks.is_alone:
             if self._unlocked is None and self._own is not None:
                 if not self._handed:

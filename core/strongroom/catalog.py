@@ -15,6 +15,7 @@ from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityErr
 from strongroom.layout import CheckpointName
 from strongroom.lineage import Line, current_line
 from strongroom.manifest import COMMIT_BOUNDS, LAUNCH_BOUNDS, RUN_BOUNDS, Commit, Launch, Run
+from strongroom.signing import Trust
 from strongroom.stores.base import Store
 
 __all__ = ["Catalog", "Checkpoint", "History"]
@@ -127,10 +128,16 @@ class History:
 
 
 class Catalog:
-    """Reads a root's history; keeps the commits and launches that it has read."""
+    """Reads a root's history; keeps the commits and launches that it has read.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        trust: who judges launch records, which decide what is newest; None: nobody. Commits are judged
+            with their checkpoints.
+    """
+
+    def __init__(self, store: Store, trust: Trust | None = None) -> None:
         self._store = store
+        self._trust = trust
         self._commits: dict[CheckpointName, tuple[str, Commit]] = {}
         self._launches: dict[int, Launch] = {}
         self._known_run: tuple[str, Run] | None = None
@@ -238,6 +245,8 @@ class Catalog:
             launch = Launch.decode(self._store.read(key, limit_bytes=LAUNCH_BOUNDS.length_bytes), key)
             if launch.launch != number:
                 raise FormatError(f"{key} says that it is launch {launch.launch}")
+            if self._trust is not None:
+                self._trust.judge_launch(launch)
             self._launches[number] = launch
         if run is not None and launch.run != run.run:
             raise IntegrityError(f"{key} belongs to run {launch.run}, and this root to run {run.run}")

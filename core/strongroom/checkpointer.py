@@ -61,6 +61,7 @@ from strongroom.manifest import (
     MAX_DEADLINE_S,
     CheckpointRef,
     Commit,
+    check_retention_class,
     check_run_id,
 )
 from strongroom.messages import Message, text_of
@@ -73,6 +74,7 @@ from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
 from strongroom.selection import Selection
 from strongroom.shards import binding
+from strongroom.signing import NO_GUARD
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline
 from strongroom.turns import Turn, Turns
@@ -173,7 +175,9 @@ class Checkpointer:
             ``Tolerate(consecutive=3)``.
         max_fallback: damaged checkpoints that `restore` may skip.
         events: who else listens to what happens.
-        run_id: the run's id where the platform gives one; None: the root's, or a random one.
+        run_id: the run's id where the platform gives one; None: the root's, or a random one. A root of
+            another run is refused.
+        retention_class: a name that goes into each manifest, in clear, for rules of retention to go by.
         init_from: another run's root, which is only read: `restore` takes that run's newest whole
             checkpoint for as long as nothing was committed under ``root``.
         process_group: the processes that save together; None: all of the job's. It is used once,
@@ -208,6 +212,7 @@ class Checkpointer:
         max_fallback: int = 3,
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
+        retention_class: str | None = None,
         init_from: str | os.PathLike[str] | Store | None = None,
         process_group: Any = None,
         when_busy: str = "wait",
@@ -228,6 +233,9 @@ class Checkpointer:
         self._store = open_store(root)
         self._algorithm = choose_digest(digest, policy)
         self._sealing = policy.sealing if policy is not None else None
+        self._signing = policy.signing if policy is not None else None
+        self._guard = policy.guard if policy is not None else NO_GUARD
+        self._retention_class = _check_retention_class(retention_class)
         self._one_off: OneOff | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
@@ -240,13 +248,14 @@ class Checkpointer:
         self._workers = writing_workers()
         self._pace = Pace(max_bytes_per_second)
 
-        self._catalog = Catalog(self._store)
+        self._run_id = _check_run_id(run_id)
+        self._catalog = Catalog(self._store, self._guard.trust)
         self._sources = [Source(store=self._store, read_history=self._catalog.history)]
         if init_from is not None:
             other = open_store(init_from)
             if other.uri == self._store.uri:
                 raise ConfigError(f"init_from is the root itself, {other.uri}; it must be another run's")
-            history = Catalog(other).history
+            history = Catalog(other, self._guard.trust).history
             self._sources.append(Source(store=other, read_history=history, is_other=True))
         self._stager = Stager(
             self._ranks,
@@ -260,10 +269,11 @@ class Checkpointer:
             self._store,
             self._catalog,
             self._ranks,
-            run_id=_check_run_id(run_id),
+            run_id=self._run_id,
             timeout_s=self._timeout_s,
             clock=clock,
             draw=draw,
+            signing=self._signing,
         )
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
@@ -345,6 +355,8 @@ class Checkpointer:
             deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
             seal=None if sealing is None else sealing.seal_save(turn.launch.run, name, one_off),
+            signing=self._signing,
+            retention_class=self._retention_class,
             pace=self._pace,
         )
         invitation = said.pieces.get("invitation", b"")
@@ -443,6 +455,7 @@ class Checkpointer:
             "turn": turn,
             "digest": self._algorithm,
             "sealing": self._sealing.fingerprint if self._sealing is not None else "",
+            "signing": self._signing.fingerprint if self._signing is not None else "",
         }
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
@@ -462,7 +475,11 @@ class Checkpointer:
     def _decide(self, said: list[Message]) -> Verdict:
         """The coordinator's decision on a save."""
         check_same_call(_calls(said), "deciding")
-        for member, words in (("digest", _digest_words), ("sealing", _sealing_words)):
+        for member, words in (
+            ("digest", _digest_words),
+            ("sealing", _sealing_words),
+            ("signing", _signing_words),
+        ):
             found = [message.members[member] for message in said]
             odd = [rank for rank, value in enumerate(found) if value != found[0]]
             if odd:
@@ -574,7 +591,25 @@ class Checkpointer:
         handle.settle(Checkpoint.of(commit))
         self._committed = handle
         if self._ranks.is_coordinator:
+            self._remember(commit)
             self._keeper.retain(commit, self._verified)
+
+    def _remember(self, commit: Commit) -> None:
+        """Lift the floor to what this run has committed itself."""
+        floor = self._guard.floor
+        if floor is None:
+            return
+        try:
+            floor.lift(self._store.uri, commit)
+        except StrongroomError as error:
+            # The checkpoint stands, and the next one tries again.
+            _LOG.warning(
+                "step %d is committed, and %s could not be told: until it is, an older copy of the root "
+                "would pass for the newest: %s",
+                commit.name.step,
+                floor.uri,
+                error,
+            )
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
         if self._ranks.is_coordinator:
@@ -624,14 +659,16 @@ class Checkpointer:
             strict: whether a name that only one side has is an error.
             only: patterns of names to restore; the rest stays as it is.
             rename: your name or prefix -> the checkpoint's.
-            accept_older: allow more than ``max_fallback`` damaged checkpoints.
+            accept_older: allow more than ``max_fallback`` damaged checkpoints, and one below the floor
+                of the policy, or of another run than this root had before.
 
         Raises:
             StateMismatchError: the checkpoint does not fit; lists every difference.
-            IntegrityError: ``step`` is damaged, or every checkpoint is; or, as `UnsealedError`, it is
-                not sealed and the policy demands that.
+            IntegrityError: ``step`` is damaged, or every checkpoint is; or, as `UnsealedError` or
+                `UntrustedError`, it is not sealed or signed as the policy demands.
             NoKeyError, KeyServiceError: it is sealed, and cannot be opened here; never taken for damage.
-            RollbackError: more than ``max_fallback`` checkpoints would be skipped.
+            RollbackError: more than ``max_fallback`` checkpoints would be skipped, or the newest whole
+                one lies below the policy's floor.
             CheckpointNotFoundError: no checkpoint of that step, or none where ``init_from`` says.
             StoreError: the store could not be asked; never taken for damage.
         """
@@ -652,11 +689,12 @@ class Checkpointer:
             selection=_selection(strict, only, rename),
             max_fallback=self._max_fallback,
             accept_older=accept_older,
-            sealing=self._sealing,
+            guard=self._guard,
             ranks=self._ranks,
             timeout_s=self._timeout_s,
             workers=reading_workers(),
             emitter=self._emitter,
+            run_id=self._run_id,
         )
         if result is None:
             return None
@@ -701,7 +739,7 @@ class Checkpointer:
             state,
             step=None if step is None else _check_step(step),
             selection=_selection(strict, only, rename),
-            sealing=self._sealing,
+            guard=self._guard,
             ranks=self._ranks,
         )
 
@@ -809,6 +847,10 @@ def _sealing_words(fingerprint: str) -> str:
     return f"seals for the recipients {fingerprint}" if fingerprint else "does not seal"
 
 
+def _signing_words(fingerprint: str) -> str:
+    return f"signs with the key {fingerprint}" if fingerprint else "does not sign"
+
+
 def _calls(said: Sequence[Message]) -> list[str]:
     """What each rank was called for, in words."""
     calls = [(message.members["call"], message.members["step"]) for message in said]
@@ -825,6 +867,15 @@ def _check_step(step: Any) -> int:
     if number is None or not 0 <= number <= MAX_STEP:
         raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
     return int(number)
+
+
+def _check_retention_class(name: Any) -> str | None:
+    if name is None:
+        return None
+    try:
+        return check_retention_class(name)
+    except (FormatError, TypeError) as error:
+        raise ConfigError(f"retention_class must be a name: {error}") from None
 
 
 def _check_run_id(run_id: Any) -> str | None:

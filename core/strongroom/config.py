@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from strongroom.digest import DIGEST_ALGORITHMS, DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.sealing import Sealing
+from strongroom.signing import Guard, Signing
 
 __all__ = [
     "POLICY_VARIABLE",
@@ -78,7 +79,15 @@ class Policy(Protocol):
 
     @property
     def sealing(self) -> Sealing | None:
-        """How files are sealed and opened; None: they are not."""
+        """How files are sealed; None: they are not."""
+
+    @property
+    def signing(self) -> Signing | None:
+        """Who signs checkpoints; None: nobody."""
+
+    @property
+    def guard(self) -> Guard:
+        """What reading is held to."""
 
 
 def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> Policy | None:
@@ -118,8 +127,13 @@ def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> P
 
 
 def choose_digest(digest: str | None, policy: Policy | None) -> DigestAlgorithm:
-    """The digest that was asked for, else the policy's, else ``"blake3"``."""
-    return check_digest(digest or (policy.digest if policy else None) or "blake3")
+    """The digest that was asked for, else the policy's, else ``"blake3"``; ``"sha256"`` for what is signed.
+
+    Tools for signatures know SHA-256, and so can check every file by themselves.
+    """
+    is_signed = policy is not None and policy.signing is not None
+    usual = "sha256" if is_signed else "blake3"
+    return check_digest(digest or (policy.digest if policy else None) or usual)
 
 
 def check_digest(digest: str) -> DigestAlgorithm:

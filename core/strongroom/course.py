@@ -59,6 +59,7 @@ class Course:
         max_fallback: int,
         accept_older: bool,
         emitter: Emitter,
+        run_id: str | None = None,
     ) -> None:
         self.step: int | None = None
         self.own_damage: IntegrityError | None = None
@@ -68,6 +69,7 @@ class Course:
         self._max_fallback = max_fallback
         self._accept_older = accept_older
         self._emitter = emitter
+        self._run_id = run_id
         self._looks = 0
         self._skipped: list[tuple[int, str]] = []
         self._trying: CheckpointName | None = None
@@ -101,6 +103,8 @@ class Course:
                 self._has_matched = True
                 return Verdict(shared=Message(members={"do": "read"}), own=self._access.hand(said))
             is_superseded = name not in self._history.line.newest_first
+            # Every rank has found its part whole: from here on, nothing lower is taken for the newest.
+            self._access.remember(self._sources[self._source].store, self._history.commits[name])
             return _do("load", skipped=self._skipped, is_superseded=is_superseded)
         if (
             self._looks < _MAX_LOOKS
@@ -126,6 +130,7 @@ class Course:
         self._skipped = []
         for number, source in enumerate(self._sources):
             self._source, self._history = number, source.read_history()
+            self._check_run(source)
             # A step is one of this run: another run's has no part in its line.
             if self._history.has_commits or self.step is not None:
                 break
@@ -138,18 +143,37 @@ class Course:
             self._candidates = iter(self._history.line.newest_first)
         return self._next()
 
+    def _check_run(self, source: Source) -> None:
+        """Raise ConfigError where the root is not the run's that was asked for: someone may have swapped it."""
+        run = self._history.run
+        if self._run_id is None or source.is_other or run is None or run.run == self._run_id:
+            return
+        raise ConfigError(
+            f"{source.store.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of another "
+            "run is restored. Name this run's root, or leave run_id out if the root is the one that is meant"
+        )
+
     def _next(self) -> Verdict:
         for name in self._candidates:
             self._trying, self._has_matched = name, False
             if name in self._history.commits:
                 commit = self._history.commits[name]
                 try:
-                    own = self._access.unlock(self._sources[self._source].store, commit)
+                    own = self._access.admit(
+                        self._sources[self._source].store, commit, accept_older=self._accept_older
+                    )
                 except IntegrityError as error:
                     if self._looks < _MAX_LOOKS and _is_gone(self._sources[self._source].store, name):
                         return self._look()
                     self._skip(name, str(error), error)
                     continue
+                except RollbackError as error:
+                    if not self._skipped:
+                        raise
+                    raise RollbackError(
+                        f"{error}. What is newer was skipped: {_reasons(self._skipped)}",
+                        reasons=self._skipped,
+                    ) from error
                 members = {"do": "try", "source": self._source}
                 return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
             self._skip(name, self._history.damaged[name], None)

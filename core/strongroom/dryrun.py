@@ -28,8 +28,8 @@ from strongroom.metadata import narrowed
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.plan import chunk_of, plan_read
 from strongroom.ranks import Ranks
-from strongroom.sealing import Sealing
 from strongroom.selection import Selection
+from strongroom.signing import Guard
 
 __all__ = ["ReadOfFile", "RestorePlan", "plan_newest", "plan_restore"]
 
@@ -180,7 +180,7 @@ def plan_newest(
     *,
     step: int | None,
     selection: Selection,
-    sealing: Sealing | None,
+    guard: Guard,
     ranks: Ranks,
 ) -> RestorePlan | None:
     """Plan for the checkpoint that a restore would take, as far as index and documents tell.
@@ -188,7 +188,7 @@ def plan_newest(
     Args:
         sources: as `strongroom.restore.restore` takes them.
         step: this very step, without fall-back; None: the newest whole one.
-        sealing: how sealed checkpoints are opened: on this rank, by itself.
+        guard: what a checkpoint is held to, by this rank for itself. The floor is not: nothing is restored.
 
     Returns:
         None only where nothing was ever committed.
@@ -201,13 +201,13 @@ def plan_newest(
     for source in sources:
         history = source.read_history()
         if step is not None:
-            return _planned(source, history, history.at_step(step), state, selection, sealing, ranks)
+            return _planned(source, history, history.at_step(step), state, selection, guard, ranks)
         if not history.has_commits:
             continue
         reasons = []
         for name in history.line.newest_first:
             try:
-                return _planned(source, history, name, state, selection, sealing, ranks)
+                return _planned(source, history, name, state, selection, guard, ranks)
             except IntegrityError as error:
                 reasons.append((name.step, str(error)))
         told = "; ".join(f"step {number}: {reason}" for number, reason in reasons)
@@ -224,12 +224,12 @@ def _planned(
     name: CheckpointName,
     state: Any,
     selection: Selection,
-    sealing: Sealing | None,
+    guard: Guard,
     ranks: Ranks,
 ) -> RestorePlan:
     commit = history.whole(name)
     return plan_restore(
-        open_checkpoint(source.store, commit, sealing),
+        open_checkpoint(source.store, commit, guard),
         state,
         checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
         rank=ranks.rank,

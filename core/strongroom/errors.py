@@ -70,6 +70,7 @@ __all__ = [
     "StrongroomError",
     "UnsealedError",
     "UnsupportedFormatError",
+    "UntrustedError",
     "WaitTimeoutError",
 ]
 
@@ -131,6 +132,13 @@ class FormatError(IntegrityError):
 
 class UnsealedError(IntegrityError):
     """The policy demands sealed checkpoints, and this one is not: nothing says who wrote it."""
+
+
+class UntrustedError(IntegrityError):
+    """The policy demands signatures, and nobody whom it trusts with this stands for it.
+
+    It is unsigned, a signature is wrong, or whoever made it is not, no longer or not yet trusted.
+    """
 
 
 class NoWholeCheckpointError(IntegrityError):

@@ -100,6 +100,7 @@ class RestoreFinished(Event):
     skipped: int
     size_bytes: int
     seconds: float
+    rollback_protection: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

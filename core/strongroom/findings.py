@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal
 
+from strongroom.chain import Link
 from strongroom.errors import (
     IntegrityError,
     KeyServiceError,
@@ -17,16 +18,19 @@ from strongroom.errors import (
     ObjectNotFoundError,
     StoreError,
     UnsupportedFormatError,
+    UntrustedError,
 )
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 
 __all__ = ["CheckpointReport", "Findings", "Kind", "Problem", "Report", "Verdict"]
 
-Kind = Literal["damaged", "locked", "missing", "unexpected", "unreadable", "unsupported"]
+Kind = Literal[
+    "damaged", "locked", "missing", "rolled back", "unexpected", "unreadable", "unsupported", "untrusted"
+]
 Verdict = Literal["whole", "damaged", "unverified"]
 
-_DAMAGE: Final = frozenset({"damaged", "missing", "unexpected"})
+_DAMAGE: Final = frozenset({"damaged", "missing", "rolled back", "unexpected", "untrusted"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -35,7 +39,8 @@ class Problem:
 
     Attributes:
         key: the file, as a path under the root; a folder ends in ``/``.
-        kind: ``damaged``, ``missing`` or ``unexpected`` is damage. ``unreadable`` (the store
+        kind: ``damaged``, ``missing`` or ``unexpected`` is damage; so is ``untrusted`` (not signed as the
+            policy demands) and ``rolled back`` (below the floor of the policy). ``unreadable`` (the store
             refused or failed), ``locked`` (its key could not be had) and ``unsupported`` (another
             format version) is not known.
         message: what is wrong, without the file's name.
@@ -60,6 +65,7 @@ class CheckpointReport:
         problems: everything that is wrong, sorted by file.
         is_closed: whether its files are sealed and were not opened, for want of a policy with keys:
             their digests were verified, and not what they hold.
+        signers: ids of the keys whose signatures were verified; empty where no policy asks for any.
         file_count: files that were read whole and found right, ``COMMIT`` and manifest included.
         size_bytes: of these files.
     """
@@ -70,6 +76,7 @@ class CheckpointReport:
     file_count: int
     size_bytes: int
     is_closed: bool = False
+    signers: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -86,8 +93,10 @@ class Report:
         root_problems: about the run record and the launch records, which are always verified.
         checkpoints: those that were verified, in the order of the line.
         file_count, size_bytes: all files read whole and found right, the records included.
-        rollback_protection: ``none``: nothing outside of the root says which checkpoint should
-            be the newest, so an older state of the whole root verifies too.
+        rollback_protection: where the highest verified checkpoint is remembered, which the newest was held
+            against. ``none``: nothing outside of the root says which checkpoint should be the newest, so
+            an older state of the whole root verifies too.
+        chain: how each checkpoint hangs on the next, newest first; None: it was not asked for.
     """
 
     uri: str
@@ -96,7 +105,8 @@ class Report:
     checkpoints: tuple[CheckpointReport, ...]
     file_count: int
     size_bytes: int
-    rollback_protection: Literal["none"] = "none"
+    rollback_protection: str = "none"
+    chain: tuple[Link, ...] | None = None
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -155,7 +165,9 @@ class _About:
         if isinstance(error, ObjectNotFoundError):
             self._findings.add(self._key, "missing", self._absent)
             return True
-        if isinstance(error, IntegrityError):
+        if isinstance(error, UntrustedError):
+            found = "untrusted"
+        elif isinstance(error, IntegrityError):
             found = "damaged"
         elif isinstance(error, UnsupportedFormatError):
             found = "unsupported"

@@ -31,18 +31,23 @@ __all__ = [
     "SEALED",
     "SIDECAR_FILES",
     "SIDECAR_FOLDERS",
+    "SIGNATURE",
+    "SIGNATURES",
     "STATE",
     "CheckpointName",
     "check_relative_path",
     "collisions",
     "data_key",
+    "further_signature_key",
     "keyring_key",
     "launch_key",
     "parse_keyring_name",
     "parse_launch_name",
     "parse_shard_path",
+    "parse_signature_name",
     "rank_state_path",
     "shard_path",
+    "signature_key",
 ]
 
 RUN: Final = "run.json"
@@ -59,9 +64,14 @@ SEALED: Final = ".floe"
 
 KEYRINGS: Final = "keyring"
 
-SIDECAR_FILES: Final = ("signature.json",)
+SIGNATURE: Final = "signature.json"
+"""The writer's signature over ``data/``, which ``COMMIT`` pins."""
+SIGNATURES: Final = "signatures"
+"""Those of others, each named by its key, and added at any time."""
+
+SIDECAR_FILES: Final = (SIGNATURE,)
 """What may stand beside ``data/`` and ``COMMIT`` in a checkpoint's folder."""
-SIDECAR_FOLDERS: Final = ("signatures", KEYRINGS)
+SIDECAR_FOLDERS: Final = (SIGNATURES, KEYRINGS)
 
 MAX_STEP: Final = 10**12 - 1
 """Twelve digits, so that names sort as numbers do."""
@@ -76,6 +86,7 @@ _MAX_PATH_CHARS: Final = 512
 _CHECKPOINT = re.compile(r"step-([0-9]{12})-([0-9]{4,6})-([0-9a-f]{16})")
 _LAUNCH = re.compile(r"([0-9]{6})\.json")
 _KEYRING = re.compile(r"([0-9]{4})\.json")
+_SIGNATURE = re.compile(r"([0-9a-f]{64})\.json")
 _SHARD = re.compile(r"([0-9]{5})-([0-9]{2,4})\.safetensors")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -129,6 +140,28 @@ def keyring_key(name: CheckpointName, generation: int) -> str:
     if not 1 <= generation <= MAX_KEYRING:
         raise ConfigError(f"a keyring's generation lies between 1 and {MAX_KEYRING}, got {generation}")
     return f"{name.folder}/{KEYRINGS}/{generation:04d}.json"
+
+
+def signature_key(name: CheckpointName) -> str:
+    """The key of the writer's signature."""
+    return f"{name.folder}/{SIGNATURE}"
+
+
+def further_signature_key(name: CheckpointName, key_id: str) -> str:
+    """The key of someone else's signature.
+
+    Args:
+        key_id: 64 lower-case hex digits.
+    """
+    if not _SIGNATURE.fullmatch(f"{key_id}.json"):
+        raise ConfigError(f"a key's id is 64 lower-case hex digits, got {key_id[:80]!r}")
+    return f"{name.folder}/{SIGNATURES}/{key_id}.json"
+
+
+def parse_signature_name(name: str) -> str | None:
+    """The id of the key that a file in ``signatures/`` is named by, or None where it is not one."""
+    match = _SIGNATURE.fullmatch(name)
+    return match[1] if match else None
 
 
 def parse_keyring_name(name: str) -> int | None:

@@ -37,8 +37,10 @@ __all__ = [
     "Commit",
     "FileRecord",
     "Launch",
+    "LaunchSignature",
     "Manifest",
     "Run",
+    "check_retention_class",
     "check_run_id",
 ]
 
@@ -46,7 +48,8 @@ FORMAT: Final = "0.1"
 """Readers of this release read this format and no other: 0.x promises nothing across versions."""
 
 RUN_BOUNDS: Final = Bounds(length_bytes=4096, depth=2, items=64)
-LAUNCH_BOUNDS: Final = Bounds(length_bytes=16384, depth=3, items=128)
+LAUNCH_BOUNDS: Final = Bounds(length_bytes=65536, depth=4, items=256)
+"""Room for a chain of certificates."""
 COMMIT_BOUNDS: Final = Bounds(length_bytes=16384, depth=3, items=128)
 MANIFEST_BOUNDS: Final = Bounds(length_bytes=256 << 20, depth=4, items=8_000_000)
 """Room for a million files: 16,384 ranks with 61 files each."""
@@ -58,6 +61,9 @@ MAX_DEADLINE_S: Final = 2**31
 """68 years: a deadline, not a way to have none."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RETENTION_CLASS = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_KEY_ID = re.compile(r"[0-9a-f]{64}")
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
 _FORMAT = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 
 MAX_KEYRING_BYTES: Final = 256 << 20
@@ -82,6 +88,16 @@ def check_run_id(run: str) -> str:
             f"the first one a letter or digit"
         )
     return run
+
+
+def check_retention_class(name: str) -> str:
+    """Return a retention class's name unchanged if it is one: 1 to 63 of a-z, 0-9, '.', '_' and '-'."""
+    if not _RETENTION_CLASS.fullmatch(name):
+        raise FormatError(
+            f"{name[:80]!r} names no retention class: 1 to 63 of a-z, 0-9, '.', '_' or '-', the first one a "
+            f"letter or digit"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +156,46 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSignature:
+    """Whose word a launch is.
+
+    Attributes:
+        key_id: 64 hex digits, as in ``publicKey.hint`` of an OMS bundle.
+        value: an ECDSA signature, DER (RFC 3279, 2.2.3).
+        certificates: DER, the key's own first; empty: the key is known by its id.
+    """
+
+    key_id: str
+    value: bytes
+    certificates: tuple[bytes, ...] = ()
+
+    def to_json(self) -> Json:
+        return {
+            "certificates": [certificate.hex() for certificate in self.certificates],
+            "key": self.key_id,
+            "value": self.value.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> LaunchSignature:
+        fields = _Fields(value, f"{what}: its signature")
+        signature = cls(
+            key_id=fields.matching("key", _KEY_ID, "64 lower-case hex digits"),
+            value=bytes.fromhex(fields.matching("value", _HEX, "lower-case hex digits")),
+            certificates=tuple(map(fields.bytes_of, fields.array("certificates"))),
+        )
+        fields.close()
+        return signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """``launches/000003.json``: one writer's turn, and where it took the run up.
 
     Attributes:
         parent: the checkpoint that the writer had restored; None: it began anew.
         deadline_s: seconds after which an attempt of this launch never commits.
+        signature: whose word it is; None: nobody's.
     """
 
     run: str
@@ -153,19 +203,28 @@ class Launch:
     parent: CheckpointRef | None
     created_at_ms: int
     deadline_s: int
+    signature: LaunchSignature | None = None
+
+    @property
+    def _members(self) -> dict[str, Json]:
+        return {
+            "created_at_ms": self.created_at_ms,
+            "deadline_s": self.deadline_s,
+            "format": FORMAT,
+            "kind": "launch",
+            "launch": self.launch,
+            "parent": self.parent.to_json() if self.parent else None,
+            "run": self.run,
+        }
+
+    @property
+    def to_be_signed(self) -> bytes:
+        """The record in canonical form, without its signature and its digest of itself."""
+        return canonical.encode(self._members)
 
     def encode(self) -> bytes:
-        return canonical.with_self_digest(
-            {
-                "created_at_ms": self.created_at_ms,
-                "deadline_s": self.deadline_s,
-                "format": FORMAT,
-                "kind": "launch",
-                "launch": self.launch,
-                "parent": self.parent.to_json() if self.parent else None,
-                "run": self.run,
-            }
-        )
+        signature = self.signature.to_json() if self.signature else None
+        return canonical.with_self_digest({**self._members, "signature": signature})
 
     @classmethod
     def decode(cls, data: bytes, what: str) -> Launch:
@@ -177,6 +236,7 @@ class Launch:
             parent=fields.optional("parent", lambda value: CheckpointRef.from_json(value, what)),
             created_at_ms=fields.time("created_at_ms"),
             deadline_s=fields.integer("deadline_s", 1, MAX_DEADLINE_S),
+            signature=fields.optional("signature", lambda value: LaunchSignature.from_json(value, what)),
         )
         fields.close()
         if launch.parent is not None and launch.parent.launch >= launch.launch:
@@ -256,6 +316,7 @@ class Manifest:
         algorithm: the digest of every file listed.
         world_size: ranks that wrote it.
         files: every other file under ``data/``, sorted by path.
+        retention_class: what rules of retention go by; None: it has none.
     """
 
     run: str
@@ -265,6 +326,7 @@ class Manifest:
     algorithm: DigestAlgorithm
     world_size: int
     files: tuple[FileRecord, ...]
+    retention_class: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -294,6 +356,7 @@ class Manifest:
                 "kind": "manifest",
                 "launch": self.name.launch,
                 "parent": self.parent.to_json() if self.parent else None,
+                "retention_class": self.retention_class,
                 "run": self.run,
                 "step": self.name.step,
                 "world_size": self.world_size,
@@ -315,6 +378,7 @@ class Manifest:
             algorithm=algorithm,
             world_size=fields.integer("world_size", 1, 10**5),
             files=tuple(FileRecord.from_json(value, what) for value in fields.array("files")),
+            retention_class=fields.optional("retention_class", lambda value: _retention_class(value, what)),
         )
         fields.close()
         _check_files(manifest, what)
@@ -330,6 +394,7 @@ class Commit:
         size_bytes: bytes of all files under ``data/`` but the manifest, so that a listing
             need not read manifests.
         keyring: SHA-256 of the first keyring's bytes; None: the checkpoint is not sealed.
+        signature: SHA-256 of the bytes of ``signature.json``; None: its writer did not sign it.
     """
 
     run: str
@@ -338,6 +403,7 @@ class Commit:
     size_bytes: int
     committed_at_ms: int
     keyring: Digest | None = None
+    signature: Digest | None = None
 
     @property
     def ref(self) -> CheckpointRef:
@@ -359,6 +425,7 @@ class Commit:
                 "launch": self.name.launch,
                 "manifest": str(self.manifest),
                 "run": self.run,
+                "signature": str(self.signature) if self.signature else None,
                 "size": self.size_bytes,
                 "step": self.name.step,
             }
@@ -375,9 +442,16 @@ class Commit:
             size_bytes=fields.integer("size", 0, MAX_FILE_BYTES),
             committed_at_ms=fields.time("committed_at_ms"),
             keyring=fields.optional_digest("keyring", "sha256"),
+            signature=fields.optional_digest("signature", "sha256"),
         )
         fields.close()
         return commit
+
+
+def _retention_class(value: Json, what: str) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"{what}: 'retention_class' must be a string or null, found {value!r:.60}")
+    return check_retention_class(value)
 
 
 def _sealed_in(stored_bytes: int) -> int:
@@ -489,6 +563,18 @@ class _Fields:
             del self._left[member]
             return None
         return self.digest(member, algorithm)
+
+    def matching(self, member: str, pattern: re.Pattern[str], expected: str) -> str:
+        text = self.text(member)
+        if not pattern.fullmatch(text):
+            raise self._wrong(member, expected, text)
+        return text
+
+    def bytes_of(self, value: Json) -> bytes:
+        """An array's element that is bytes as hex digits."""
+        if not isinstance(value, str) or not _HEX.fullmatch(value):
+            raise FormatError(f"{self._what}: expected lower-case hex digits, found {value!r:.60}")
+        return bytes.fromhex(value)
 
     def sealed_header(self, member: str) -> bytes | None:
         """A sealed file's header as hex digits; None where the member is not there."""

@@ -33,6 +33,7 @@ from strongroom.manifest import (
 )
 from strongroom.sealing import Opener, Sealing, Unlocked
 from strongroom.shards import check_binding
+from strongroom.signing import Guard
 from strongroom.stores.base import Store
 from strongroom.tensorfile import MAX_HEADER_BYTES
 
@@ -61,6 +62,7 @@ class OpenedCheckpoint:
 
     Attributes:
         sealing: how sealed files are opened; None: they are not.
+        signers: ids of the keys whose signatures were verified; empty where nobody asked for them.
         keys: the checkpoint's keys where this process was handed them; None: it unlocks them itself
             when it first needs one.
     """
@@ -69,6 +71,7 @@ class OpenedCheckpoint:
     commit: Commit
     manifest: Manifest
     sealing: Sealing | None = None
+    signers: tuple[str, ...] = ()
     keys: Unlocked | None = None
 
     @property
@@ -207,18 +210,16 @@ class OpenedCheckpoint:
         )
 
 
-def open_checkpoint(
-    store: Store, commit: Commit, sealing: Sealing | None = None, keys: Unlocked | None = None
-) -> OpenedCheckpoint:
-    """Read and verify a checkpoint's manifest.
+def open_checkpoint(store: Store, commit: Commit, guard: Guard) -> OpenedCheckpoint:
+    """Read and verify a checkpoint's manifest; its signatures before it is parsed.
 
     Args:
-        sealing: the policy's; None: there is none, so that a sealed checkpoint's files stay closed.
-        keys: as `OpenedCheckpoint.keys`.
+        guard: what the policy demands. Without one, signatures are not looked at, and a sealed
+            checkpoint's files stay closed.
 
     Raises:
         IntegrityError: it is missing, damaged, malformed, or of another checkpoint; or, as
-            `UnsealedError`, it is not sealed and the policy demands that.
+            `UntrustedError` or `UnsealedError`, it is not signed or not sealed as the policy demands.
         UnsupportedFormatError: it is whole, in a format that this release does not read.
         StoreError: the store could not be asked.
     """
@@ -234,13 +235,20 @@ def open_checkpoint(
         raise IntegrityError(
             f"{what}: stored digest {found} is not {commit.manifest}, which COMMIT pins; {ADVICE}"
         )
-    manifest = Manifest.decode(data, what)
+    signers: tuple[str, ...] = ()
+    if guard.trust is None:
+        manifest = Manifest.decode(data, what)
+    else:
+        trusted = guard.trust.judge(store, commit, data)
+        manifest, signers = trusted.manifest, trusted.signers
     if manifest.name != commit.name or manifest.run != commit.run:
         raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
     if manifest.is_sealed != (commit.keyring is not None):
         raise IntegrityError(f"{what} and COMMIT do not agree on whether the checkpoint is sealed; {ADVICE}")
-    check_sealed(manifest, sealing)
-    return OpenedCheckpoint(store=store, commit=commit, manifest=manifest, sealing=sealing, keys=keys)
+    check_sealed(manifest, guard.sealing)
+    return OpenedCheckpoint(
+        store=store, commit=commit, manifest=manifest, sealing=guard.sealing, signers=signers
+    )
 
 
 def check_sealed(manifest: Manifest, sealing: Sealing | None) -> None:

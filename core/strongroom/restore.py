@@ -35,8 +35,8 @@ from strongroom.messages import Message
 from strongroom.metadata import narrowed
 from strongroom.plan import chunk_of, plan_read
 from strongroom.ranks import Ranks, Verdict
-from strongroom.sealing import Sealing
 from strongroom.selection import Selection
+from strongroom.signing import Guard
 from strongroom.stores.base import Store
 
 __all__ = ["Restored", "restore"]
@@ -58,6 +58,8 @@ class Restored:
             none for this rank, because it was saved by fewer. The caller's stay.
         checkpoint: which checkpoint it was.
         init_from: the root of the other run that it came from; None: this run's own.
+        rollback_protection: where the highest verified checkpoint is remembered; ``"none"``: nowhere
+            outside of the root, so that an older state of the whole root would be restored as well.
     """
 
     step: int
@@ -66,6 +68,7 @@ class Restored:
     missing: tuple[str, ...]
     checkpoint: Checkpoint
     init_from: str | None = None
+    rollback_protection: str = "none"
 
 
 @dataclass(slots=True)
@@ -100,11 +103,12 @@ def restore(
     selection: Selection,
     max_fallback: int,
     accept_older: bool,
-    sealing: Sealing | None,
+    guard: Guard,
     ranks: Ranks,
     timeout_s: float,
     workers: int,
     emitter: Emitter,
+    run_id: str | None = None,
 ) -> tuple[Restored, Commit] | None:
     """Restore one checkpoint; None only where nothing was ever committed.
 
@@ -119,22 +123,28 @@ def restore(
         ready: this rank's word on whether it can restore at all, and which very step, without
             fall-back; None: the newest whole one.
         max_fallback: damaged checkpoints that may be skipped.
-        accept_older: allow any number.
-        sealing: how sealed checkpoints are opened; the coordinator unlocks one for all ranks.
+        accept_older: allow any number, and to go below the floor.
+        guard: what a checkpoint is held to; the coordinator judges and unlocks one for all ranks.
         timeout_s: seconds that ranks wait for each other at each step.
+        run_id: the run that the root must be of; None: whichever it is.
 
     Raises:
         CheckpointNotFoundError: no checkpoint of that step, or none where another run was named.
         IntegrityError: that step is damaged; or, as `NoWholeCheckpointError`, all are.
-        RollbackError: more than ``max_fallback`` would be skipped.
+        RollbackError: more than ``max_fallback`` would be skipped, or it lies below the floor.
         StateMismatchError: the checkpoint does not fit the template.
         StoreError: the store could not be asked: that says nothing about the bytes.
         NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
         RanksError: another rank is missing, or failed.
     """
-    access = Access(sealing, ranks, timeout_s)
+    access = Access(guard, ranks, timeout_s)
     course = Course(
-        sources, access=access, max_fallback=max_fallback, accept_older=accept_older, emitter=emitter
+        sources,
+        access=access,
+        max_fallback=max_fallback,
+        accept_older=accept_older,
+        emitter=emitter,
+        run_id=run_id,
     )
     lane = ranks.lane("main")
     undefined = _Undefined()
@@ -201,6 +211,7 @@ def restore(
             skipped=len(skipped),
             size_bytes=reading.read_bytes,
             seconds=time.monotonic() - began,
+            rollback_protection=guard.rollback_protection,
         )
     )
     restored = Restored(
@@ -210,6 +221,7 @@ def restore(
         missing=reading.missing,
         checkpoint=Checkpoint.of(commit, is_superseded=said.members["is_superseded"]),
         init_from=source.store.uri if source.is_other else None,
+        rollback_protection=guard.rollback_protection,
     )
     return restored, commit
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from strongroom import layout
@@ -43,6 +43,7 @@ from strongroom.manifest import (
 from strongroom.pace import Pace
 from strongroom.sealing import SaveSeal
 from strongroom.shards import WrittenFile, write_file
+from strongroom.signing import Signing
 from strongroom.stores.base import Store
 
 __all__ = ["Attempt", "Committed", "Deadline", "begin_run", "claim_launch"]
@@ -125,6 +126,7 @@ def claim_launch(
     taken: Collection[int],
     deadline_s: int,
     now_ms: int,
+    signing: Signing | None = None,
 ) -> Launch:
     """Claim the next free launch number: this writer's fencing token.
 
@@ -132,8 +134,10 @@ def claim_launch(
         parent: the checkpoint that this writer goes on from; None: it begins anew.
         taken: numbers known to be taken.
         deadline_s: after which an attempt of this launch never commits.
+        signing: who signs its record; None: nobody.
 
     Raises:
+        KeyServiceError, NoKeyError: the record could not be signed.
         StoreError: no number could be claimed.
     """
     number = next_launch(taken)
@@ -145,6 +149,9 @@ def claim_launch(
                 "else made it, remove it"
             )
         launch = Launch(run=run, launch=number, parent=parent, created_at_ms=now_ms, deadline_s=deadline_s)
+        if signing is not None:
+            # Before it is claimed: a record is created once, and one without a signature counts for nothing.
+            launch = replace(launch, signature=signing.sign_launch(launch, within_s=float(deadline_s)))
         if store.put_if_absent(layout.launch_key(number), launch.encode()):
             return launch
         number += 1
@@ -168,6 +175,8 @@ class Attempt:
         deadline: Deadline,
         now_ms: Callable[[], int],
         seal: SaveSeal | None = None,
+        signing: Signing | None = None,
+        retention_class: str | None = None,
         pace: Pace | None = None,
     ) -> None:
         self.name = name
@@ -175,6 +184,8 @@ class Attempt:
         self.algorithm: DigestAlgorithm = algorithm
         self.deadline = deadline
         self.seal = seal
+        self._signing = signing
+        self._retention_class = retention_class
         self._store = store
         self._launch = launch
         self._parent = parent
@@ -217,7 +228,7 @@ class Attempt:
 
         Raises:
             DeadlineExceededError: too late.
-            KeyServiceError, NoKeyError: the checkpoint's key could not be wrapped.
+            KeyServiceError, NoKeyError: it could not be signed, or its key could not be wrapped.
             FencedError: a later writer has taken the run over.
             OutcomeUnknownError: it may stand or not.
             StoreError: it does not stand.
@@ -230,12 +241,14 @@ class Attempt:
             algorithm=self.algorithm,
             world_size=self._world_size,
             files=tuple(sorted(files, key=lambda record: record.path)),
+            retention_class=self._retention_class,
         )
         encoded = manifest.encode()
         # What could not be read back must not be committed.
         Manifest.decode(encoded, layout.MANIFEST)
         self.deadline.check("about to write its manifest")
         self._store.put(layout.data_key(self.name, layout.MANIFEST), encoded)
+        signature = self._write_signature(encoded, manifest)
         keyring = self._write_keyring(manifest)
         self._store.make_durable(self.name.folder)
         check_fence(self._store, self._launch)
@@ -246,6 +259,7 @@ class Attempt:
             size_bytes=manifest.size_bytes,
             committed_at_ms=self._now_ms(),
             keyring=keyring,
+            signature=signature,
         )
         self.deadline.check("about to commit")
         try:
@@ -269,6 +283,15 @@ class Attempt:
         if not is_created:
             self._check_is_ours(commit)
         return Committed(commit=commit, manifest=manifest)
+
+    def _write_signature(self, encoded: bytes, manifest: Manifest) -> Digest | None:
+        """Sign the manifest and all that it lists, by the digests that were taken as it was written."""
+        if self._signing is None:
+            return None
+        self.deadline.check("about to be signed")
+        signature = self._signing.sign_checkpoint(encoded, manifest.files, within_s=self.deadline.left_s)
+        self._store.put(layout.signature_key(self.name), signature)
+        return sha256_of(signature)
 
     def _write_keyring(self, manifest: Manifest) -> Digest | None:
         """Store the keys of all files, wrapped; None where nothing is sealed."""

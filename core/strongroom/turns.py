@@ -14,6 +14,7 @@ from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundErro
 from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch
 from strongroom.messages import Message
 from strongroom.ranks import Ranks, Verdict, name_ranks
+from strongroom.signing import Signing
 from strongroom.stores.base import Store
 from strongroom.transaction import begin_run, claim_launch
 
@@ -42,6 +43,7 @@ class Turns:
         catalog: what it holds.
         run_id: the run's id where it was given.
         timeout_s: the deadline of this job's saves, and how long ranks wait for each other.
+        signing: who signs launch records; None: nobody.
         draw: random hex digits for ``n`` bytes.
 
     Attributes:
@@ -58,6 +60,7 @@ class Turns:
         timeout_s: float,
         clock: Clock,
         draw: Callable[[int], str],
+        signing: Signing | None = None,
     ) -> None:
         self.current: Turn | None = None
         self._store = store
@@ -67,6 +70,7 @@ class Turns:
         self._timeout_s = timeout_s
         self._clock = clock
         self._draw = draw
+        self._signing = signing
 
     def begin(self, parent: CheckpointRef | None) -> Turn:
         """Claim a launch; on the coordinator.
@@ -96,6 +100,7 @@ class Turns:
             taken=history.launch_numbers,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
+            signing=self._signing,
         )
         self.current = Turn(launch=launch, parent=parent)
         return self.current

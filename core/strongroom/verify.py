@@ -25,14 +25,17 @@ from typing import Final
 
 from strongroom import layout, tensorfile
 from strongroom.catalog import History
+from strongroom.chain import walk
 from strongroom.consistency import Consistency, rank_of
 from strongroom.contents import SealedReader, open_whole
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     CheckpointNotFoundError,
+    ConfigError,
     FormatError,
     IntegrityError,
     ObjectNotFoundError,
+    RollbackError,
     StoreError,
 )
 from strongroom.findings import CheckpointReport, Findings, Kind, Problem, Report, Verdict
@@ -54,6 +57,7 @@ from strongroom.manifest import (
 )
 from strongroom.opened import OpenedCheckpoint, check_sealed
 from strongroom.sealing import Sealing
+from strongroom.signing import MAX_SIGNATURE_BYTES, NO_GUARD, Guard, Trust, Trusted
 from strongroom.stores.base import Store
 
 __all__ = [
@@ -95,7 +99,8 @@ def verify(
     *,
     step: int | None = None,
     everything: bool = False,
-    sealing: Sealing | None = None,
+    chain: bool = False,
+    guard: Guard = NO_GUARD,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Report:
@@ -104,8 +109,10 @@ def verify(
     Args:
         step: which one; chosen as `History.at_step` does.
         everything: every committed checkpoint, superseded ones too.
-        sealing: how sealed checkpoints are opened; None: their files' digests are verified, and what
-            they hold is not.
+        chain: walk the lineage, too: each manifest against what pins it.
+        guard: what the policy demands, and how sealed checkpoints are opened. Where it opens none, their
+            files' digests are verified, and what they hold is not. The newest checkpoint is held against
+            its floor, which is not lifted by looking.
         workers: threads that read and hash; None: by the machine.
         on_progress: called after each piece that was read, from any thread, one at a time.
 
@@ -117,7 +124,7 @@ def verify(
     look = 0
     while True:
         look += 1
-        report, has_gone = _verify(store, step, everything, sealing, workers, on_progress)
+        report, has_gone = _verify(store, step, everything, chain, guard, workers, on_progress)
         # A running job's retention took away all that was looked at: that is no damage.
         if not has_gone or report.checkpoints or look == _MAX_LOOKS:
             return report
@@ -127,13 +134,15 @@ def _verify(
     store: Store,
     step: int | None,
     everything: bool,
-    sealing: Sealing | None,
+    chain: bool,
+    guard: Guard,
     workers: int | None,
     on_progress: OnProgress | None,
 ) -> tuple[Report, bool]:
     """Look once; and whether some of it was removed by retention meanwhile, and left out."""
-    root = _Root.read(store)
+    root = _Root.read(store, guard.trust)
     history = root.history
+    _check_floor(store, root, guard)
     if everything:
         chosen = history.line.ranked
     elif step is not None:
@@ -146,7 +155,11 @@ def _verify(
         )
     total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
     with _hashing(workers, on_progress, total) as hashing:
-        found = [_check(store, root, name, sealing, hashing) for name in chosen]
+        found = [_check(store, root, name, guard, hashing) for name in chosen]
+    links = walk(store, history, guard) if chain else None
+    for link in links or ():
+        if link.is_break:
+            root.findings.add(f"{link.name.folder}/", "damaged", f"the chain breaks here: {link.message}")
     reports = tuple(report for report in found if not _was_removed(store, history, report))
     report = Report(
         uri=store.uri,
@@ -155,6 +168,8 @@ def _verify(
         checkpoints=reports,
         file_count=root.findings.file_count + sum(report.file_count for report in reports),
         size_bytes=root.findings.size_bytes + sum(report.size_bytes for report in reports),
+        rollback_protection=guard.rollback_protection,
+        chain=links,
     )
     return report, len(reports) < len(found)
 
@@ -176,7 +191,7 @@ def verify_checkpoint(
     store: Store,
     name: CheckpointName,
     *,
-    sealing: Sealing | None = None,
+    guard: Guard = NO_GUARD,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> CheckpointReport:
@@ -184,7 +199,7 @@ def verify_checkpoint(
 
     Args:
         store, name: where it is.
-        sealing, workers, on_progress: as `verify` takes them.
+        guard, workers, on_progress: as `verify` takes them.
 
     Raises:
         CheckpointNotFoundError: it has no ``COMMIT``, so it never was a checkpoint.
@@ -194,7 +209,7 @@ def verify_checkpoint(
         raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")
     commit = root.history.commits.get(name)
     with _hashing(workers, on_progress, commit.size_bytes if commit else 0) as hashing:
-        return _check(store, root, name, sealing, hashing)
+        return _check(store, root, name, guard, hashing)
 
 
 @contextlib.contextmanager
@@ -235,12 +250,19 @@ class _Root:
     commit_bytes: Mapping[CheckpointName, int]
 
     @classmethod
-    def read(cls, store: Store) -> _Root:
+    def read(cls, store: Store, trust: Trust | None) -> _Root:
         parsed = (CheckpointName.parse(name) for name in store.list_names("") if name.endswith("/"))
-        return cls.of(store, [name for name in parsed if name is not None], has_records=True)
+        return cls.of(store, [name for name in parsed if name is not None], has_records=True, trust=trust)
 
     @classmethod
-    def of(cls, store: Store, names: list[CheckpointName], *, has_records: bool = False) -> _Root:
+    def of(
+        cls,
+        store: Store,
+        names: list[CheckpointName],
+        *,
+        has_records: bool = False,
+        trust: Trust | None = None,
+    ) -> _Root:
         """Read what stands there of ``names``, and the run's own records if they are wanted."""
         findings = Findings()
         commits: dict[CheckpointName, Commit] = {}
@@ -268,7 +290,7 @@ class _Root:
         numbers: set[int] = set()
         if has_records:
             run = _read_run(store, findings, is_due=bool(commits or commit_problems or uncommitted))
-            launches, damaged_launches, numbers = _read_launches(store, run, findings)
+            launches, damaged_launches, numbers = _read_launches(store, run, trust, findings)
             _check_gaps(numbers, {name.launch for name in names}, findings)
         history = History(
             run=run,
@@ -318,7 +340,7 @@ def _read_run(store: Store, findings: Findings, *, is_due: bool) -> Run | None:
 
 
 def _read_launches(
-    store: Store, run: Run | None, findings: Findings
+    store: Store, run: Run | None, trust: Trust | None, findings: Findings
 ) -> tuple[dict[int, Launch], dict[int, str], set[int]]:
     launches: dict[int, Launch] = {}
     numbers: set[int] = set()
@@ -338,6 +360,8 @@ def _read_launches(
                     raise FormatError(f"says that it is launch {launch.launch}")
                 if run is not None and launch.run != run.run:
                     raise IntegrityError(f"belongs to run {launch.run}, and this root to run {run.run}")
+                if trust is not None:
+                    trust.judge_launch(launch)
                 launches[number] = launch
                 findings.count(len(data))
     reasons = {problem.key: problem.message for problem in findings.problems}
@@ -358,11 +382,24 @@ def _check_gaps(numbers: set[int], in_use: set[int], findings: Findings) -> None
         last = max(last, number)
 
 
+def _check_floor(store: Store, root: _Root, guard: Guard) -> None:
+    """Hold the newest checkpoint against what is remembered outside of the root."""
+    newest = next((name for name in root.history.line.newest_first if name in root.history.commits), None)
+    if guard.floor is None or newest is None:
+        return
+    try:
+        guard.floor.check(store.uri, root.history.commits[newest])
+    except RollbackError as error:
+        root.findings.add(newest.commit_key, "rolled back", str(error))
+    except (ConfigError, StoreError) as error:
+        root.findings.add(newest.commit_key, "unreadable", str(error))
+
+
 # --------------------------------------------------------------------------------- one checkpoint
 
 
 def _check(
-    store: Store, root: _Root, name: CheckpointName, sealing: Sealing | None, hashing: Hashing
+    store: Store, root: _Root, name: CheckpointName, guard: Guard, hashing: Hashing
 ) -> CheckpointReport:
     findings = Findings()
     commit = root.history.commits.get(name)
@@ -370,19 +407,21 @@ def _check(
         findings.problems.append(root.commit_problems[name])
     else:
         _check_commit(root, commit, findings)
-    manifest = _read_manifest(store, name, commit, findings)
+    manifest, signers = _read_manifest(store, name, commit, guard.trust, findings)
     _check_names(store, name, manifest, findings)
     is_closed = False
     if manifest is not None:
         _check_lineage(root, manifest, findings)
         contents = None
         if commit is not None:
-            contents = _unlock(store, commit, manifest, sealing, findings)
+            _check_signature(store, commit, findings)
+            contents = _unlock(store, commit, manifest, guard.sealing, findings)
             is_closed = contents is None
         _check_files(store, manifest, contents, findings, hashing)
     return CheckpointReport(
         name=name,
         is_closed=is_closed,
+        signers=signers,
         commit=commit,
         problems=findings.sorted(),
         file_count=findings.file_count,
@@ -403,10 +442,14 @@ def _check_commit(root: _Root, commit: Commit, findings: Findings) -> None:
 
 
 def _read_manifest(
-    store: Store, name: CheckpointName, commit: Commit | None, findings: Findings
-) -> Manifest | None:
-    """The manifest, if it is what ``COMMIT`` pins; if that is damaged, the manifest as it stands."""
+    store: Store, name: CheckpointName, commit: Commit | None, trust: Trust | None, findings: Findings
+) -> tuple[Manifest | None, tuple[str, ...]]:
+    """The manifest, if it is what ``COMMIT`` pins and somebody trusted has signed; and who did.
+
+    Where no signature is asked for and ``COMMIT`` is damaged, it is the manifest as it stands.
+    """
     key = layout.data_key(name, layout.MANIFEST)
+    signers: tuple[str, ...] = ()
     with findings.about(key, absent="every checkpoint has one; what it lists was not verified"):
         data = store.read(key, limit_bytes=MANIFEST_BOUNDS.length_bytes)
         found = sha256_of(data)
@@ -414,7 +457,18 @@ def _read_manifest(
             raise IntegrityError(
                 f"its digest is {found}, and COMMIT pins {commit.manifest}; what it lists was not verified"
             )
-        manifest = Manifest.decode(data, layout.MANIFEST)
+        if trust is None:
+            manifest = Manifest.decode(data, layout.MANIFEST)
+        elif commit is None:
+            # Nothing is parsed before its signature was verified, and COMMIT says which signature that is.
+            return None, ()
+        else:
+            judged: Trusted | None = None
+            with findings.about(layout.signature_key(name)):
+                judged = trust.judge(store, commit, data)
+            if judged is None:
+                return None, ()
+            manifest, signers = judged.manifest, judged.signers
         if manifest.name != name or (commit is not None and manifest.run != commit.run):
             raise IntegrityError(f"says that it is {manifest.name} of run {manifest.run}")
         if commit is not None:
@@ -426,8 +480,21 @@ def _read_manifest(
                     f"says that the files have {commit.size_bytes} bytes together, the manifest says "
                     f"{manifest.size_bytes}",
                 )
-        return manifest
-    return None
+        return manifest, signers
+    return None, ()
+
+
+def _check_signature(store: Store, commit: Commit, findings: Findings) -> None:
+    """Hold the writer's signature against what ``COMMIT`` pins: that needs no key."""
+    if commit.signature is None:
+        return
+    key = layout.signature_key(commit.name)
+    with findings.about(key, absent="COMMIT pins it"):
+        data = store.read(key, limit_bytes=MAX_SIGNATURE_BYTES)
+        found = sha256_of(data)
+        if not found.matches(commit.signature):
+            raise IntegrityError(f"its digest is {found}, and COMMIT pins {commit.signature}")
+        findings.count(len(data))
 
 
 def _check_lineage(root: _Root, manifest: Manifest, findings: Findings) -> None:
@@ -458,6 +525,8 @@ def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, 
     beside = {f"{layout.DATA}/", layout.COMMIT, *layout.SIDECAR_FILES}
     beside |= {f"{sidecar}/" for sidecar in layout.SIDECAR_FOLDERS}
     _check_folder(store, name.folder, beside.__contains__, findings)
+    signatures = f"{name.folder}/{layout.SIGNATURES}"
+    _check_folder(store, signatures, lambda each: layout.parse_signature_name(each) is not None, findings)
     if manifest is None:
         # Which files belong there is unknown, but not what a file of a checkpoint may be called.
         _check_folder(store, f"{name.folder}/{layout.DATA}", _may_belong, findings)

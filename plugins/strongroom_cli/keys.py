@@ -16,6 +16,7 @@ from strongroom.config import SYSTEM_CLOCK, load_policy
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StrongroomError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
+from strongroom.signing import NO_GUARD, Trust
 from strongroom.stores.base import Store
 from strongroom.stores.open import open_store
 from strongroom_cli import words
@@ -61,12 +62,14 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     if options.verb == "init":
         return _init(options)  # before a policy is read: it may name the very key that is to be made
-    seal = _seal(load_policy(options.security))
+    policy = load_policy(options.security)
+    seal = _seal(policy)
+    guard = policy.guard if policy is not None else NO_GUARD
     store = open_store(options.root)
-    history = read_history(store)
+    history = read_history(store, guard)
     if options.verb == "list":
         return _list(options, store, history, seal)
-    return _rotate(options, store, history, seal)
+    return _rotate(options, store, history, seal, guard.trust)
 
 
 def _seal(policy: object) -> Seal | None:
@@ -241,7 +244,9 @@ def _who(here: _Here | None) -> tuple[str | tuple[str, str], ...]:
 # ------------------------------------------------------------------------------------------------- rotate
 
 
-def _rotate(options: argparse.Namespace, store: Store, history: History, seal: Seal | None) -> int:
+def _rotate(
+    options: argparse.Namespace, store: Store, history: History, seal: Seal | None, trust: Trust | None
+) -> int:
     change = _change(options, seal)
     commits, damaged = _chosen(history, options.step)
     if isinstance(change, RemoveRecipient):
@@ -265,6 +270,7 @@ def _rotate(options: argparse.Namespace, store: Store, history: History, seal: S
             dry_run=options.dry_run,
             on_progress=show,
             within_s=_WITHIN_S if seal is None else seal.timeout_s,
+            trust=trust,
         )
     unusable = [
         Outcome(name=name, result="failed", error=IntegrityError(reason)) for name, reason in damaged.items()

@@ -27,7 +27,7 @@ _NARROW: Final = 72
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     store = open_store(options.root)
-    history = read_history(store)
+    history = read_history(store, options.guard)
     found = standings(history)
     if options.json:
         print_json(

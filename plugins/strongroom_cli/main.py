@@ -110,10 +110,11 @@ def _carry_out(options: argparse.Namespace) -> int:
 
         return keys.run(options)
     from strongroom.config import load_policy
+    from strongroom.signing import NO_GUARD
 
     # By every command, before anything is read: a policy that cannot be had is never passed over.
     policy = load_policy(options.security)
-    options.sealing = policy.sealing if policy is not None else None
+    options.guard = policy.guard if policy is not None else NO_GUARD
     if options.command == "ls":
         from strongroom_cli import ls
 

@@ -23,14 +23,14 @@ _RANKS_SHOWN: Final = 40
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     store = open_store(options.root)
-    history = read_history(store)
+    history = read_history(store, options.guard)
     if options.step is None and not history.line.newest_first:
         raise CheckpointNotFoundError(f"nothing was committed yet in {store.uri}")
     name = history.at_step(options.step) if options.step is not None else history.line.newest_first[0]
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be restored: {history.damaged[name]}")
-    opened = open_checkpoint(store, commit, options.sealing)
+    opened = open_checkpoint(store, commit, options.guard)
     standing = next(item for item in standings(history) if item.name == name)
     try:
         shares = shares_of(opened, options.ranks)

@@ -33,12 +33,12 @@ _LABEL_WIDTH: Final = 10
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     store = open_store(options.root)
-    history = read_history(store)
+    history = read_history(store, options.guard)
     name = _choose(history, options.step, store.uri)
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be shown: {history.damaged[name]}")
-    opened = open_checkpoint(store, commit, options.sealing)
+    opened = open_checkpoint(store, commit, options.guard)
     standing = next(item for item in standings(history) if item.name == name)
     try:
         contents = _Contents.read(opened)

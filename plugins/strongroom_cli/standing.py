@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from strongroom.catalog import Catalog, History
 from strongroom.errors import CheckpointNotFoundError
 from strongroom.layout import CheckpointName
+from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
 
 __all__ = ["STYLES", "WORDS", "Standing", "Status", "read_history", "standings"]
@@ -59,13 +60,16 @@ class Standing:
         }
 
 
-def read_history(store: Store) -> History:
+def read_history(store: Store, guard: Guard = NO_GUARD) -> History:
     """The root's history.
+
+    Args:
+        guard: what the policy demands: launch records without the signatures it wants count for nothing.
 
     Raises:
         CheckpointNotFoundError: there is no run at all.
     """
-    history = Catalog(store).history()
+    history = Catalog(store, guard.trust).history()
     if history.run is None and not history.has_commits and not history.uncommitted:
         raise CheckpointNotFoundError(f"there is no run in {store.uri}: no run.json and no checkpoint")
     return history

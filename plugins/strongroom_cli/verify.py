@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
             bar.show(progress.done_bytes, progress.total_bytes)
 
         report = verify(
-            store, step=options.step, everything=options.all, sealing=options.sealing, on_progress=show
+            store, step=options.step, everything=options.all, guard=options.guard, on_progress=show
         )
     if options.json:
         print_json(_to_json(report))

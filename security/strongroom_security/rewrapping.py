@@ -42,6 +42,7 @@ from strongroom.errors import (
 from strongroom.layout import MAX_KEYRING, CheckpointName, keyring_key
 from strongroom.manifest import Commit, FileRecord
 from strongroom.opened import open_checkpoint
+from strongroom.signing import Guard, Trust
 from strongroom.stores.base import Store
 from strongroom_security.changes import (
     Change,
@@ -118,6 +119,7 @@ class Options:
         remove_old: remove the generations before the one that is as wanted, once that was opened.
         dry_run: read, and do nothing.
         clock: the time.
+        trust: who judges a checkpoint's signatures before its keys are touched; None: nobody.
     """
 
     change: Change
@@ -126,6 +128,7 @@ class Options:
     remove_old: bool
     dry_run: bool
     clock: Clock
+    trust: Trust | None = None
 
 
 class Rewrapping:
@@ -198,7 +201,8 @@ class Rewrapping:
 
     @cached_property
     def _records(self) -> tuple[FileRecord, ...]:
-        return open_checkpoint(self._store, self._commit).manifest.files
+        # Before any key service is asked: whose word the manifest is.
+        return open_checkpoint(self._store, self._commit, Guard(trust=self._options.trust)).manifest.files
 
     @cached_property
     def _opening(self) -> Opening:

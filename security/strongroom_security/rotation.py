@@ -21,6 +21,7 @@ from strongroom.errors import ConfigError
 from strongroom.manifest import Commit
 from strongroom.pace import Pace
 from strongroom.parallel import run_all
+from strongroom.signing import Trust
 from strongroom.stores.base import Store
 from strongroom_security.changes import AddRecipient, Change, RemoveRecipient, SetRecipients
 from strongroom_security.generations import FoundKeyring, find_keyring
@@ -97,6 +98,7 @@ def rotate(
     dry_run: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    trust: Trust | None = None,
 ) -> Report:
     """Make the keyrings of checkpoints as a change wants them.
 
@@ -114,6 +116,7 @@ def rotate(
         dry_run: read, say what would be done, and do nothing.
         on_progress: told after each checkpoint, from several threads, one at a time.
         clock: the time.
+        trust: who judges a checkpoint's signatures before its keys are touched; None: nobody.
 
     Returns:
         What became of each; one that failed is told there, and the others go on.
@@ -137,6 +140,7 @@ def rotate(
         remove_old=remove_old,
         dry_run=dry_run,
         clock=clock,
+        trust=trust,
     )
     stopped = threading.Event()
 

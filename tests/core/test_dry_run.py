@@ -14,6 +14,7 @@ from strongroom.dryrun import RestorePlan, plan_restore
 from strongroom.events import Event, RestoreFinished
 from strongroom.opened import open_checkpoint
 from strongroom.selection import Selection
+from strongroom.signing import NO_GUARD
 from strongroom.stores.local import LocalStore
 
 
@@ -55,7 +56,7 @@ def plan(root: Path, template: Any, *, rank: int = 0, world_size: int = 1, **sel
     store = LocalStore(root)
     (commit,) = Catalog(store).history().commits.values()
     return plan_restore(
-        open_checkpoint(store, commit),
+        open_checkpoint(store, commit, NO_GUARD),
         template,
         checkpoint=Checkpoint.of(commit),
         rank=rank,

@@ -17,6 +17,7 @@ from strongroom.index import Index
 from strongroom.opened import open_checkpoint
 from strongroom.plan import plan_read
 from strongroom.selection import Selection
+from strongroom.signing import NO_GUARD
 from strongroom.stores.memory import MemoryStore
 from strongroom.tree import capture
 
@@ -32,7 +33,7 @@ def as_rank() -> AsRank:
         with Checkpointer(store) as writer:
             writer.save(1, state).result()
         (commit,) = Catalog(store).history().commits.values()
-        opened = open_checkpoint(store, commit)
+        opened = open_checkpoint(store, commit, NO_GUARD)
         filling = match(
             template, opened.state, opened.rank_state(rank), opened.index, selection or Selection()
         )

@@ -19,6 +19,7 @@ from strongroom.catalog import Catalog
 from strongroom.config import Clock
 from strongroom.layout import COMMIT, DATA, MANIFEST
 from strongroom.opened import open_checkpoint
+from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
 
 __all__ = [
@@ -90,7 +91,7 @@ def leftovers(store: Store) -> set[str]:
     history = Catalog(store).history()
     wanted: set[str] = set()
     for name, commit in history.commits.items():
-        files = open_checkpoint(store, commit).files
+        files = open_checkpoint(store, commit, NO_GUARD).files
         wanted |= {f"{name.folder}/{DATA}/{path}" for path in (*files, MANIFEST)}
         wanted.add(f"{name.folder}/{COMMIT}")
     return {key for key in _keys(store, "") if key.startswith("step-")} - wanted

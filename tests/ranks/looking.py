@@ -7,6 +7,7 @@ from pathlib import Path
 from strongroom.catalog import Catalog
 from strongroom.index import Index
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.signing import NO_GUARD
 from strongroom.stores.local import LocalStore
 
 __all__ = ["chunks", "index_of", "open_newest", "stored_bytes"]
@@ -16,7 +17,7 @@ def open_newest(root: Path) -> OpenedCheckpoint:
     """The newest checkpoint, its index and documents verified."""
     store = LocalStore(root)
     history = Catalog(store).history()
-    return open_checkpoint(store, history.commits[history.line.newest_first[0]])
+    return open_checkpoint(store, history.commits[history.line.newest_first[0]], NO_GUARD)
 
 
 def index_of(root: Path) -> Index:

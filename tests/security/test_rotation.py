@@ -46,6 +46,7 @@ from strongroom.layout import MAX_KEYRING
 from strongroom.manifest import Commit
 from strongroom.opened import open_checkpoint
 from strongroom.pace import Pace
+from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
 from strongroom.stores.open import open_store
 from strongroom_security import Seal, SecurityPolicy
@@ -75,7 +76,7 @@ HERE = Path(__file__).parent
 
 def generation_opened(store: Store, commit: Commit, identity: Identity) -> int | None:
     """By which generation a reader who has this key alone can open every file; None: by none."""
-    manifest = open_checkpoint(store, commit).manifest
+    manifest = open_checkpoint(store, commit, NO_GUARD).manifest
     try:
         unlocked = EnvelopeSealing((), [identity]).unlock(store, commit, manifest)
     except (IntegrityError, NoKeyError):

@@ -12,6 +12,7 @@ from servers import Gate, Kms, OpenBaoServer, SoftHsm, gate, kms, openbao, softh
 
 from strongroom.errors import IntegrityError, NoKeyError
 from strongroom.opened import open_checkpoint
+from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
 from strongroom_security.recipients.aws_kms import AwsKms
 from strongroom_security.recipients.base import Identity
@@ -30,7 +31,7 @@ def opened_by(store: Store, identity: Identity) -> list[int | None]:
     """The generation by which each checkpoint opens for who has this key alone."""
     found: list[int | None] = []
     for commit in commits_of(store):
-        manifest = open_checkpoint(store, commit).manifest
+        manifest = open_checkpoint(store, commit, NO_GUARD).manifest
         try:
             found.append(EnvelopeSealing((), [identity]).unlock(store, commit, manifest).keyring)
         except (IntegrityError, NoKeyError):

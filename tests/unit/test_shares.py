@@ -23,6 +23,7 @@ from strongroom.opened import OpenedCheckpoint, encode_document, open_checkpoint
 from strongroom.parts import producer
 from strongroom.shards import ChunkSpec, binding, lay_out
 from strongroom.shares import MAX_RANKS, Shares, shares_of
+from strongroom.signing import NO_GUARD
 from strongroom.stores.memory import MemoryStore
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 
@@ -101,7 +102,7 @@ def committed(
     records += [attempt.write_whole(path, data).record for path, data in common.items()]
     attempt.commit(records)
     (commit,) = Catalog(store).history().commits.values()
-    return open_checkpoint(store, commit)
+    return open_checkpoint(store, commit, NO_GUARD)
 
 
 def spec(name: str, offsets: tuple[int, ...], sizes: tuple[int, ...], whole: tuple[int, ...]) -> ChunkSpec:
@@ -234,7 +235,7 @@ def test_one_rank_would_read_what_a_restore_reads(digest: str) -> None:
         checkpointer.save(1, state).result(timeout_s=60)
         checkpointer.restore()
     (commit,) = Catalog(store).history().commits.values()
-    shares = shares_of(open_checkpoint(store, commit), 1)
+    shares = shares_of(open_checkpoint(store, commit, NO_GUARD), 1)
     (read,) = told.restored
     assert shares.size_bytes == shares.ranks[0].size_bytes == read
 

@@ -32,6 +32,7 @@ from strongroom.fitting import difference
 from strongroom.index import Index, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.signing import NO_GUARD
 from strongroom.stores.open import open_store
 from strongroom.values import Node
 from strongroom.workers import reading_workers
@@ -63,7 +64,7 @@ class StrongroomReader(StorageReader):
     ) -> None:
         super().__init__()
         policy = load_policy(security)
-        self._sealing = policy.sealing if policy is not None else None
+        self._guard = policy.guard if policy is not None else NO_GUARD
         self._root = root
         self._step = None if step is None else step_of(step)
         self._opened: OpenedCheckpoint | None = None
@@ -129,14 +130,16 @@ class StrongroomReader(StorageReader):
 
     def _read_metadata(self) -> Metadata:
         store = open_store(self._root)
-        history = Catalog(store).history()
+        history = Catalog(store, self._guard.trust).history()
         if not history.has_commits:
             raise CheckpointNotFoundError(f"nothing is committed in {store.uri}: there is nothing to load")
         name = history.at_step(self._step) if self._step is not None else history.line.newest_first[0]
         commit = history.commits.get(name)
         if commit is None:
             raise IntegrityError(history.damaged[name])
-        opened = open_checkpoint(store, commit, self._sealing)
+        opened = open_checkpoint(store, commit, self._guard)
+        if self._guard.floor is not None:
+            self._guard.floor.check(store.uri, commit)
         self._records = _Records(opened.index)
         self._values, mapping = _flat(opened.state)
         self._opened = opened

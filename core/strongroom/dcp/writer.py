@@ -45,6 +45,7 @@ from strongroom.parallel import run_all
 from strongroom.parts import producer
 from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
+from strongroom.signing import NO_GUARD
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 from strongroom.values import Encoder, Node
@@ -120,6 +121,8 @@ class StrongroomWriter(StorageWriter):
         policy = load_policy(security)
         self._algorithm: DigestAlgorithm = choose_digest(digest, policy)
         self._sealing = policy.sealing if policy is not None else None
+        self._signing = policy.signing if policy is not None else None
+        self._guard = policy.guard if policy is not None else NO_GUARD
         self._one_off: OneOff | None = None
         self._attempt_made: Attempt | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s)
@@ -212,6 +215,8 @@ class StrongroomWriter(StorageWriter):
         except StrongroomError:
             attempt.abort()
             raise
+        if self._guard.floor is not None:
+            self._guard.floor.lift(open_store(self._root).uri, committed.commit)
         self._newest = committed.ref
         self.committed = Checkpoint.of(committed.commit)
         self._ticket = self._attempt_made = self._one_off = None
@@ -225,7 +230,7 @@ class StrongroomWriter(StorageWriter):
     def _claim(self, store: Store) -> Launch:
         now_ms = self._clock.now_ms()
         run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms)
-        history = Catalog(store).history()
+        history = Catalog(store, self._guard.trust).history()
         parent: CheckpointRef | None = None
         if self._parent == "newest":
             newest = next((name for name in history.line.newest_first if name in history.commits), None)
@@ -239,6 +244,7 @@ class StrongroomWriter(StorageWriter):
             taken=history.launch_numbers,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
+            signing=self._signing,
         )
         return self._launch
 
@@ -269,6 +275,7 @@ class StrongroomWriter(StorageWriter):
         return Attempt(
             open_store(self._root),
             seal=None if sealing is None else sealing.seal_save(ticket.launch.run, ticket.name, one_off),
+            signing=self._signing,
             launch=ticket.launch,
             name=ticket.name,
             parent=ticket.parent,

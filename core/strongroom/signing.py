@@ -1,0 +1,143 @@
+"""The seam that signing fills: who signs what is saved, and who judges what may be read.
+
+The core knows nothing of keys and signatures. It names what is to be signed, stores what comes back
+at its place, and asks before it believes a manifest. `strongroom_security` is what fills the seam.
+
+Only the coordinator of a job signs and judges: the other ranks of a job trust it, and are told which
+manifest it is by the digest in ``COMMIT``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from strongroom.manifest import Commit, FileRecord, Launch, LaunchSignature, Manifest
+    from strongroom.sealing import Sealing
+    from strongroom.stores.base import Store
+
+__all__ = ["MAX_SIGNATURE_BYTES", "NO_GUARD", "Floor", "Guard", "Signing", "Trust", "Trusted"]
+
+MAX_SIGNATURE_BYTES: Final = 256 << 20
+"""A signature file's length: room for the names and digests of as many files as a manifest may list."""
+
+
+@runtime_checkable
+class Signing(Protocol):
+    """What a policy's ``[sign]`` comes to."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells whose key signs: the same on every rank of a job."""
+
+    def sign_launch(self, launch: Launch, *, within_s: float) -> LaunchSignature:
+        """Sign a launch's record (`strongroom.manifest.Launch.to_be_signed`).
+
+        Raises:
+            KeyServiceError, NoKeyError: whoever keeps the key was not reached in time, or refused.
+        """
+
+    def sign_checkpoint(self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float) -> bytes:
+        """The bytes of ``signature.json``.
+
+        Args:
+            manifest: the bytes of ``data/MANIFEST.json``.
+            files: what it lists, sorted by path. No file is read: the digests are in the records.
+            within_s: how long whoever keeps the key may take.
+
+        Raises:
+            KeyServiceError, NoKeyError: whoever keeps the key was not reached in time, or refused.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trusted:
+    """A manifest that was judged, and for whose word it stands.
+
+    Attributes:
+        manifest: decoded only after its signatures were verified.
+        signers: ids of the keys whose signatures hold; empty where the policy lets it be unsigned.
+    """
+
+    manifest: Manifest
+    signers: tuple[str, ...]
+
+
+@runtime_checkable
+class Trust(Protocol):
+    """What a policy's ``[verify]`` comes to."""
+
+    def judge(self, store: Store, commit: Commit, manifest: bytes) -> Trusted:
+        """Verify a checkpoint's signatures, before its manifest is parsed.
+
+        Args:
+            commit: as it stands, and so far nobody's word.
+            manifest: the bytes of ``data/MANIFEST.json``, of which the digest is that in ``COMMIT``.
+
+        Raises:
+            UntrustedError: unsigned, wrongly signed, or by nobody who is trusted with it.
+            IntegrityError: a signature is not the one that ``COMMIT`` pins, or the manifest, signed
+                though it is, is malformed or of another checkpoint.
+            StoreError: the store could not be asked.
+        """
+
+    def judge_launch(self, launch: Launch) -> None:
+        """Verify a launch record's signature.
+
+        Raises:
+            UntrustedError: unsigned, wrongly signed, or by nobody who is trusted with it.
+        """
+
+
+@runtime_checkable
+class Floor(Protocol):
+    """What remembers, outside of the root, the highest checkpoint that was verified of each run."""
+
+    @property
+    def uri(self) -> str:
+        """Where it remembers, for people."""
+
+    def check(self, root: str, commit: Commit) -> None:
+        """Hold a checkpoint, of which the signatures were verified, against what is remembered.
+
+        Args:
+            root: the store's URI: whose run it was is remembered, too.
+
+        Raises:
+            RollbackError: it is lower than what was verified before; it is another checkpoint at the
+                same position; or the root was another run's.
+            ConfigError, StoreError: what is remembered cannot be read. Nothing is restored then.
+        """
+
+    def lift(self, root: str, commit: Commit) -> None:
+        """Remember a checkpoint that was verified whole, or committed here; never goes down.
+
+        Raises:
+            ConfigError, StoreError: it cannot be remembered.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What reading is held to.
+
+    Attributes:
+        sealing: how sealed files are opened; None: they are not.
+        trust: who judges signatures; None: nobody asks for them.
+        floor: what nothing may go below; None: there is no protection against an old copy of the root.
+    """
+
+    sealing: Sealing | None = None
+    trust: Trust | None = None
+    floor: Floor | None = None
+
+    @property
+    def rollback_protection(self) -> str:
+        """Where the floor is, or ``"none"``."""
+        return "none" if self.floor is None else self.floor.uri
+
+
+NO_GUARD: Final = Guard()
+"""Digests alone."""
