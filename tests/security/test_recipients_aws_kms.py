@@ -18,7 +18,7 @@ from servers import REGION, Answer, Gate, Kms, absent_port, gate, kms, silent_po
 
 from strongroom.errors import ConfigError, IntegrityError, KeyServiceError, NoKeyError
 from strongroom_security.fields import Context
-from strongroom_security.recipients import aws_kms
+from strongroom_security.recipients import aws_kms_calls
 from strongroom_security.recipients.aws_kms import AwsKms
 from strongroom_security.recipients.base import Identity, Recipient, Rewrapper
 from strongroom_security.recipients.calling import PLAIN_HTTP_VARIABLE
@@ -206,7 +206,7 @@ def test_what_kms_cannot_re_encrypt_is_left_to_the_caller(
 def test_a_long_lived_access_key_is_warned_of_once(
     arn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(aws_kms, "_WARNED", set())
+    monkeypatch.setattr(aws_kms_calls, "_WARNED", set())
     AwsKms(arn).wrap(Secret.draw(), CONTEXT, within_s=WITHIN_S)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
     AwsKms(arn).wrap(Secret.draw(), CONTEXT, within_s=WITHIN_S)

@@ -18,6 +18,7 @@ from servers import PIN, SoftHsm, softhsm
 from strongroom.errors import ConfigError, IntegrityError, KeyServiceError, NoKeyError
 from strongroom_security.fields import Context
 from strongroom_security.recipients import pkcs11 as ours
+from strongroom_security.recipients import pkcs11token
 from strongroom_security.recipients.base import Identity, Recipient, Rewrapper
 from strongroom_security.recipients.pkcs11 import (
     MECHANISM_VARIABLE,
@@ -64,7 +65,7 @@ def _this_machine(hsm: SoftHsm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODULE_VARIABLE, hsm.module)
     monkeypatch.setenv(PIN_FILE_VARIABLE, str(hsm.pin_file))
     monkeypatch.delenv(MECHANISM_VARIABLE, raising=False)
-    monkeypatch.setattr(ours, "_REFUSED_PINS", set())
+    monkeypatch.setattr(pkcs11token, "_REFUSED_PINS", set())
 
 
 class TestPkcs11Contract(RecipientContract):
@@ -83,7 +84,7 @@ class TestPkcs11Contract(RecipientContract):
     def test_a_keeper_that_never_answers_is_given_up(self, recipient: Pkcs11) -> None:
         wrapped = recipient.wrap(Secret.draw(), CONTEXT, within_s=self.within_s)
         began = time.monotonic()
-        with ours._LOCK.get():  # as a thread inside the module holds it that does not come back
+        with pkcs11token.LOCK.get():  # as a thread inside the module holds it that does not come back
             with pytest.raises(KeyServiceError, match=recipient.uri):
                 recipient.wrap(Secret.draw(), CONTEXT, within_s=self.short_s)
             with pytest.raises(KeyServiceError, match=recipient.uri):
@@ -177,7 +178,7 @@ def _import(hsm: SoftHsm, label: str, value: bytes) -> None:
     from pkcs11 import Attribute
 
     with (
-        ours._LOCK.get(),
+        pkcs11token.LOCK.get(),
         pkcs11.lib(hsm.module).get_token(token_label=SECOND).open(rw=True, user_pin=PIN) as session,
     ):
         flags = ("ENCRYPT", "DECRYPT", "WRAP", "UNWRAP", "SENSITIVE", "PRIVATE", "TOKEN")
@@ -310,17 +311,17 @@ def test_a_pin_that_was_refused_is_not_tried_again(tmp_path: Path) -> None:
 def test_another_part_of_the_program_stays_logged_in(hsm: SoftHsm) -> None:
     import pkcs11
 
-    with ours._LOCK.get():
+    with pkcs11token.LOCK.get():
         session = pkcs11.lib(hsm.module).get_token(token_label=FIRST).open(user_pin=PIN)
     try:
         key = Secret.draw()
         wrapped = Pkcs11(KEK).wrap(key, CONTEXT, within_s=WITHIN_S)
         assert Pkcs11(KEK).unwrap(wrapped, CONTEXT, within_s=WITHIN_S) == key
-        with ours._LOCK.get():
+        with pkcs11token.LOCK.get():
             # A private object, which is seen by who is logged in alone.
             assert session.get_key(label="kek") is not None
     finally:
-        with ours._LOCK.get():
+        with pkcs11token.LOCK.get():
             session.close()
 
 

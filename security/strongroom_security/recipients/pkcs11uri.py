@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import unquote, unquote_to_bytes
 
 from strongroom.errors import ConfigError
 
-__all__ = ["TokenKeyUri"]
+__all__ = ["KeyKind", "TokenKeyUri"]
 
+KeyKind = Literal["secret-key", "private"]
+"""What RFC 7512 (2.3) calls the type of a key's object."""
+
+_KINDS: Final[dict[KeyKind, str]] = {"secret-key": "an AES key", "private": "a private key"}
 _TOKEN: Final = ("manufacturer", "model", "serial", "token")
 _KEY: Final = ("id", "object")
 _ATTRIBUTE: Final = re.compile(
@@ -39,8 +43,12 @@ class TokenKeyUri:
     pin_file: str | None
 
     @classmethod
-    def parse(cls, text: str) -> TokenKeyUri:
+    def parse(cls, text: str, *, kind: KeyKind = "secret-key") -> TokenKeyUri:
         """Read what stands behind ``pkcs11:``.
+
+        Args:
+            text: that.
+            kind: what is to be named, and the only ``type`` that the URI may say.
 
         Raises:
             ConfigError: it is no such URI, names no single key, chooses the module, or tells the PIN.
@@ -59,8 +67,8 @@ class TokenKeyUri:
             raise ConfigError(
                 f"{uri!r}: {unknown[0]!r} is not used here; expected token or serial, and object or id"
             )
-        if found.get("type", "secret-key") != "secret-key":
-            raise ConfigError(f"{uri!r} names a {found['type']}; expected an AES key, type=secret-key")
+        if found.get("type", kind) != kind:
+            raise ConfigError(f"{uri!r} names a {found['type']}; expected {_KINDS[kind]}, type={kind}")
         if not {"token", "serial"} & set(found) or not set(_KEY) & set(found):
             raise ConfigError(
                 f"{uri!r} names no key; expected pkcs11:token=LABEL;object=LABEL (or serial=, id=)"
