@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
     if found is None or unit is None:
         raise ConfigError(f"{text!r:.40} is no size: write a number and a unit, as in 5GB, 512MiB or 1000000")
     fraction = found[2] or ""
-    size = int(found[1] + fraction) * unit // 10 ** len(fraction)
+    size = int(found[1] + fraction) * unit // int(10 ** len(fraction))
     if size < 1:
         raise ConfigError(f"{text!r:.40} is no size that a file can have")
     return size

@@ -37,8 +37,7 @@ class Chosen:
         key: the state's key that it is taken from.
         tensors: every stored tensor once, by its name outside, in the order of the state.
         tied: further names of these: name -> the name that stands in ``tensors``.
-        left_out: names of what stands beside them and is not exported: no tensor, or not asked for
-            by a prefix.
+        left_out: names of what stands among them and cannot be exported: it is no tensor.
     """
 
     key: str
@@ -79,10 +78,12 @@ def choose(
     taken: dict[str, TensorRecord] = {}
     left_out: list[str] = []
     for name, stored in _leaves(found, ""):
-        if stored is None or not name.startswith(prefix):
-            left_out.append(name or key)
+        if not name.startswith(prefix):
             continue
         outside = name[len(prefix) :] or key
+        if stored is None:
+            left_out.append(outside)
+            continue
         fitting = selection.fitting(outside)
         unused.difference_update(fitting)
         if selection.only is not None and not fitting:
@@ -91,9 +92,10 @@ def choose(
         if record is None:
             raise FormatError(f"the state names the tensor {stored!r:.80}, which the index does not hold")
         if outside in taken or outside == _RESERVED:
+            taken_by = "safetensors keeps for itself" if outside == _RESERVED else "another has, too"
             raise ConfigError(
-                f"two tensors of {key!r} would be exported as {outside!r:.80}, or safetensors keeps that name "
-                "for itself; choose among them by only= (--only)"
+                f"a tensor of {key!r} would be exported as {outside!r:.80}, a name that {taken_by}; choose "
+                "among its tensors by only= (--only)"
             )
         taken[outside] = record
     if unused:
@@ -133,7 +135,8 @@ def _usual(values: Mapping[str, Json]) -> str:
     if len(modules) != 1:
         what = "no module" if not modules else f"several that could be it ({_told(modules)})"
         raise ConfigError(
-            f"the state has no {_USUAL_KEY!r} and {what} among its keys; name one by key= (--key): {_told(values)}"
+            f"the state has no {_USUAL_KEY!r} and {what} among its keys; name one by key= (--key): "
+            f"{_told(values)}"
         )
     return modules[0]
 
