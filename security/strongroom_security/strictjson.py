@@ -56,7 +56,7 @@ def load(data: bytes, what: str, bounds: Bounds) -> Json:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _RefusedError as refused:
         raise FormatError(f"{what}: {refused}") from None
-    except UnicodeError as error:
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise FormatError(f"{what} is not valid Unicode: {error.reason}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what} is not JSON: {error}") from None
