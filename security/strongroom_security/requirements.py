@@ -96,7 +96,7 @@ class Threshold:
             return None
         others = [key for key in self.keys if key.id not in signers]
         return (
-            f"signatures by {self.n} of {len(self.keys)} keys are needed, and {len(there)} found; missing are "
+            f"signatures by {self.n} of {len(self.keys)} keys are needed, and {len(there)} found; missing: "
             f"{_listed(others)}"
         )
 

@@ -124,7 +124,7 @@ def test_what_is_missing_is_said_in_words() -> None:
     assert RequireSigner([A]).problem([]) == f"a signature by {A.id} is needed"
     assert RequireSigner([A, B]).problem([C.id]) == f"a signature by one of {A.id}, {B.id} is needed"
     assert Threshold(2, [A, B, C]).problem([B.id]) == (
-        f"signatures by 2 of 3 keys are needed, and 1 found; missing are {A.id}, {C.id}"
+        f"signatures by 2 of 3 keys are needed, and 1 found; missing: {A.id}, {C.id}"
     )
     assert AllOf(RequireSigner([A]), RequireSigner([B])).problem([A.id]) == (
         f"a signature by {B.id} is needed"
