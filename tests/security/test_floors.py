@@ -270,7 +270,8 @@ def test_a_floor_inside_the_root_that_it_protects_is_refused(kind: str, tmp_path
     root = tmp_path / "run %23"
     (root / "floor").mkdir(parents=True)
     (tmp_path / "link").symlink_to(root)
-    for path in (root / "floor", tmp_path / "link" / "floor"):
+    name = "floor" if kind == "dir" else "floor.json"
+    for path in (root / name, tmp_path / "link" / name):
         floor = open_floor(f"{kind}:{path}", base=tmp_path)
         for ask in (floor.check, floor.lift):
             with pytest.raises(ConfigError, match="lies inside"):
