@@ -22,16 +22,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from strongroom.canonical import Bounds, Json, encode
-from strongroom.errors import ConfigError, FormatError, KeyServiceError
+from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import check_relative_path, collisions
 from strongroom_security.dsse import PAYLOAD_TYPE, Envelope, pae
+from strongroom_security.signers.base import Signer, sign_checked
 from strongroom_security.strictjson import base64_of, list_of, load, members_of, text_of
-
-if TYPE_CHECKING:
-    from strongroom_security.signers.base import Signer
 
 __all__ = [
     "BUNDLE_BOUNDS",
@@ -285,17 +283,9 @@ def sign_payload(payload: bytes, signer: Signer, *, within_s: float) -> bytes:
         within_s: how long whoever keeps the key may take.
 
     Raises:
-        KeyServiceError, NoKeyError: whoever keeps the key was not reached in time, or refused; or gave
-            a signature that is not the key's.
+        ConfigError, KeyServiceError, NoKeyError: as of `strongroom_security.signers.base.sign_checked`.
     """
-    message = pae(PAYLOAD_TYPE, payload)
-    signature = signer.sign(message, within_s=within_s)
-    # A keeper may be anybody's: what nobody can verify is found out here, and not at a restore.
-    if not signer.public_key.verify(message, signature):
-        raise KeyServiceError(
-            f"{signer.uri} gave a signature that is not of its key {signer.public_key.id}; see that the key "
-            f"and the public key given for it belong together"
-        )
+    signature = sign_checked(signer, pae(PAYLOAD_TYPE, payload), within_s=within_s)
     if signer.certificates:
         return encode_bundle(payload, signature, certificates=signer.certificates)
     return encode_bundle(payload, signature, key_id=signer.public_key.id)
