@@ -20,6 +20,7 @@ from strongroom.errors import (
     IntegrityError,
     StrongroomError,
 )
+from strongroom_cli.export_arguments import add_export
 from strongroom_cli.keys_arguments import add_keys
 from strongroom_cli.words import printable
 
@@ -109,6 +110,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import keys
 
         return keys.run(options)
+    if options.command == "export":
+        from strongroom_cli import export
+
+        return export.run(options)
     from strongroom.config import load_policy
     from strongroom.signing import NO_GUARD
 
@@ -188,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
     chosen.add_argument("--all", action="store_true", help="every committed checkpoint")
 
+    add_export(commands, _command, _natural)
     add_keys(commands, _command, _natural)
     return parser
 
