@@ -71,6 +71,11 @@ class Launcher:
 
     def start(self, function: Callable[..., Any], *arguments: Any, ranks: int, **options: Any) -> Job:
         """Start ``function(*arguments, **options)`` on every rank of a gloo group."""
+        # Those that have ended are let go of: each held some of this process's file descriptors.
+        ended = [job for job in self._jobs if not job.is_running]
+        for job in ended:
+            job.kill()
+            self._jobs.remove(job)
         job = Job(self._context, function, arguments, options, ranks)
         self._jobs.append(job)
         return job
@@ -105,6 +110,10 @@ class Job:
             theirs.close()
             self._pipes.append(mine)
             self.processes.append(process)
+
+    @property
+    def is_running(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.processes[rank].pid, number)
