@@ -2,8 +2,9 @@
 
 It owns who verifies signatures and holds a checkpoint against the floor: the coordinator, before anything
 is parsed or any key is asked for; the others are told the manifest's digest. And it owns which rank is
-handed which keys, and when: those of the index and the documents with the decision to try a checkpoint, those of shards once a rank has said which it reads. No round of talk is
-made for it; keys travel with what `strongroom.restore` agrees on, sealed to each rank's one-off key.
+handed which keys, and when: those of the index and the documents with the decision to try a checkpoint,
+those of shards once a rank has said which it reads. No round of talk is made for it; keys travel with what
+`strongroom.restore` agrees on, sealed to each rank's one-off key.
 """
 
 from __future__ import annotations

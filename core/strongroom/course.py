@@ -144,13 +144,13 @@ class Course:
         return self._next()
 
     def _check_run(self, source: Source) -> None:
-        """Raise ConfigError where the root is not the run's that was asked for: someone may have swapped it."""
+        """Raise ConfigError where the root is another run's than was asked for: it may have been swapped."""
         run = self._history.run
         if self._run_id is None or source.is_other or run is None or run.run == self._run_id:
             return
         raise ConfigError(
-            f"{source.store.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of another "
-            "run is restored. Name this run's root, or leave run_id out if the root is the one that is meant"
+            f"{source.store.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of "
+            "another run is restored. Name this run's root, or leave run_id out if the root is the one that is meant"
         )
 
     def _next(self) -> Verdict:

@@ -1,28 +1,32 @@
 """The policy: what every checkpoint of a run must be, from one TOML file or from code.
 
-It checks what is asked for, opens the keys that are named, and hands the core what that comes to. What a
-recipient's text means is `strongroom_security.recipients.opening`'s to say; how files are sealed,
-`strongroom_security.sealing`'s; where in the file something stands, `strongroom_security.tomllines`'s.
+It reads the file, holds its sections against each other, and hands the core what they come to. What a
+section may say is its own module's (`seal`, `sign`, `verify`); where in the file something stands,
+`strongroom_security.tomllines`'s.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from strongroom.config import check_digest, check_seconds
+from strongroom.config import check_digest
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.sealing import Sealing
+from strongroom.signing import Guard, Signing
+from strongroom_security.members import WrongMemberError
+from strongroom_security.seal import Seal
+from strongroom_security.sign import Sign
 from strongroom_security.tomllines import line_of
+from strongroom_security.verify import Verify
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,129 +34,41 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from strongroom_security.keyring import WrapMode
     from strongroom_security.recipients.base import Identity, Recipient
 
-__all__ = ["Seal", "SecurityPolicy"]
+__all__ = ["SecurityPolicy"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
 _MAX_BYTES: Final = 1 << 20
 
-_TIMEOUT_S: Final = 30.0
-"""A call to a key service takes milliseconds; the rest is for repeated tries."""
-_LONGEST_S: Final = 3600.0
-
 _NOT_YET: Final = {
-    "sign": "signing",
-    "verify": "verifying signatures",
     "audit": "the audit log",
     "role": "roles",
 }
 """Sections that the format of the file has and this release cannot carry out."""
 
-_SEAL_MEMBERS: Final = ("recipients", "identities", "wrap", "unsealed", "timeout_s", "no_core_dumps")
+_MEMBERS: Final = {
+    "seal": ("recipients", "identities", "wrap", "unsealed", "timeout_s", "no_core_dumps"),
+    "sign": ("key", "certificate", "passphrase", "timeout_s"),
+    "verify": (
+        "keys",
+        "authorities",
+        "threshold",
+        "require",
+        "trust",
+        "trust_keys",
+        "trust_threshold",
+        "floor",
+    ),
+}
+"""What each section may say; for code there is more."""
 
-# A folder's name has three dashes and the pattern has them outside of brackets, so that its launch is the
-# folder's whole launch, whatever stands before and after it.
-_WILD: Final = r"(?:[0-9a-f*?]|\[!?[0-9a-f-]+\])+"
-_OF_A_LAUNCH: Final = re.compile(rf"step-{_WILD}-[0-9]{{4,6}}-{_WILD}")
-
-
-class _WrongMemberError(ConfigError):
-    """A member of ``[seal]`` that cannot work; the loader adds where in the file it stands."""
-
-    def __init__(self, member: str, problem: str, *, element: str | None = None) -> None:
-        super().__init__(f"[seal] {member}: {problem}")
-        self.member = member
-        self.element = element
-
-
-@dataclass(frozen=True, slots=True, init=False, repr=False)
-class Seal:
-    """Checkpoints are sealed on save, and refused on restore where they are not.
-
-    Keys are opened here, so that what is missing is told before training starts.
-
-    Args:
-        recipients: who can open what is saved, at least one: texts as in the policy file
-            (``"file:kek.key"``), or objects of your own. Each of them alone can open.
-        identities: who may open besides the recipients that can: keys that were recipients before, or
-            a private key whose public half is a recipient.
-        wrap: ``"checkpoint"``: one call to each key service and save; ``"direct"``: one call a file.
-        unsealed: checkpoints that may be unsealed: folders' names, where the parts besides the launch may
-            have ``*``, ``?`` and ``[...]`` as in a shell.
-        timeout_s: seconds that one call to a key service may take, tries included.
-        no_core_dumps: turn core dumps off for this process, before any key is read.
-        base: the folder that relative paths are relative to; None: the current one.
-
-    Raises:
-        ConfigError: a value cannot work, or a key cannot be had.
-    """
-
-    recipients: tuple[Recipient, ...]
-    identities: tuple[Identity, ...]
-    wrap: WrapMode
-    unsealed: tuple[str, ...]
-    timeout_s: float
-    no_core_dumps: bool
-
-    def __init__(
-        self,
-        *,
-        recipients: Sequence[str | Recipient],
-        identities: Sequence[str | Identity] = (),
-        wrap: WrapMode = "checkpoint",
-        unsealed: Sequence[str] = (),
-        timeout_s: float = _TIMEOUT_S,
-        no_core_dumps: bool = False,
-        base: str | os.PathLike[str] | None = None,
-    ) -> None:
-        if not isinstance(no_core_dumps, bool):
-            raise _WrongMemberError("no_core_dumps", f"expected true or false, got {no_core_dumps!r:.60}")
-        if wrap not in ("checkpoint", "direct"):
-            raise _WrongMemberError("wrap", f"expected 'checkpoint' or 'direct', got {wrap!r:.60}")
-        folder = Path(os.curdir if base is None else base)
-        put = object.__setattr__
-        put(self, "wrap", wrap)
-        put(self, "no_core_dumps", no_core_dumps)
-        put(self, "timeout_s", _seconds(timeout_s))
-        put(self, "unsealed", _patterns(unsealed))
-        if no_core_dumps:
-            from strongroom_security.coredumps import forbid_core_dumps
-
-            forbid_core_dumps()
-        put(self, "recipients", _recipients(recipients, folder))
-        put(self, "identities", _identities(identities, folder))
-
-    @property
-    def openers(self) -> tuple[Identity, ...]:
-        """Who can open here: the recipients that can, then the identities; each key once."""
-        from strongroom_security.recipients.base import Identity
-
-        able = [recipient for recipient in self.recipients if isinstance(recipient, Identity)]
-        by_id: dict[str, Identity] = {}
-        for identity in (*able, *self.identities):
-            by_id.setdefault(identity.id, identity)
-        return tuple(by_id.values())
-
-    def sealing(self) -> Sealing:
-        """What fills the core's seam."""
-        from strongroom_security.sealing import EnvelopeSealing
-
-        return EnvelopeSealing(
-            self.recipients,
-            self.identities,
-            wrap=self.wrap,
-            unsealed_names=self.unsealed,
-            within_s=self.timeout_s,
-        )
-
-    def __repr__(self) -> str:
-        # A debugger or a crash reporter shows it while it is being built, too.
-        recipients = [recipient.uri for recipient in getattr(self, "recipients", ())]
-        identities = [identity.uri for identity in getattr(self, "identities", ())]
-        return f"Seal(recipients={recipients}, identities={identities}, wrap={getattr(self, 'wrap', None)!r})"
+_NEEDED: Final = {
+    "seal": ("recipients", 'name who can open what is saved: recipients = ["file:kek.key"]'),
+    "sign": ("key", 'name who signs what is saved: key = "file:signer.pem"'),
+}
+"""What a section cannot do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,25 +78,44 @@ class SecurityPolicy:
     Attributes:
         digest: ``"blake3"`` or ``"sha256"``; None: no opinion.
         seal: checkpoints are sealed; None: they are not.
+        sign: checkpoints are signed; None: they are not.
+        verify: signatures are demanded, and a floor is held; None: with ``sign``, its own key's, else none.
         sealing: how files are sealed and opened. It comes from ``seal``; give one only in its place.
+        signing: who signs. It comes from ``sign``.
+        guard: what reading is held to. It comes from all of them.
     """
 
     digest: DigestAlgorithm | None = None
     seal: Seal | None = None
+    sign: Sign | None = None
+    verify: Verify | None = None
     sealing: Sealing | None = None
+    signing: Signing | None = field(init=False, default=None)
+    guard: Guard = field(init=False, default=Guard())
 
     def __post_init__(self) -> None:
         if self.digest is not None:
             check_digest(self.digest)
-        if self.seal is None:
-            return
-        if self.sealing is not None:
-            raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
-        object.__setattr__(self, "sealing", self.seal.sealing())
-        keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)
-        public = {key.uri: None for key in keys if key.kind.startswith("hpke-")}
-        if public:
-            _warn_of_forgers(tuple(public))
+        put = object.__setattr__
+        if self.seal is not None:
+            if self.sealing is not None:
+                raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
+            put(self, "sealing", self.seal.sealing())
+        if self.sign is not None:
+            put(self, "signing", self.sign.signing())
+            if self.verify is None:
+                put(self, "verify", Verify.of_signer(self.sign.signer))
+            else:
+                put(self, "verify", self.verify.with_key(self.sign.signer.public_key))
+                self.verify.check_accepts(self.sign.signer)
+        trust = self.verify.trust() if self.verify is not None else None
+        floor = self.verify.floor if self.verify is not None else None
+        put(self, "guard", Guard(sealing=self.sealing, trust=trust, floor=floor))
+        if self.seal is not None and trust is None:
+            keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)
+            public = {key.uri: None for key in keys if key.kind.startswith("hpke-")}
+            if public:
+                _warn_of_forgers(tuple(public))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SecurityPolicy:
@@ -253,9 +188,14 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             f"Use a release that can, or take the section out if that is meant",
             asked[0],
         )
-    unknown = next((member for member in document if member not in ("digest", "seal")), None)
+    known = ("digest", *_MEMBERS)
+    unknown = next((member for member in document if member not in known), None)
     if unknown is not None:
-        raise wrong(f"the unknown member {unknown!r:.60}; 'digest' and the section [seal] are known", unknown)
+        raise wrong(
+            f"the unknown member {unknown!r:.60}; 'digest' and the sections "
+            f"{', '.join(f'[{section}]' for section in _MEMBERS)} are known",
+            unknown,
+        )
     digest: DigestAlgorithm | None = None
     if "digest" in document:
         if not isinstance(document["digest"], str):
@@ -264,103 +204,33 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             digest = check_digest(document["digest"])
         except ConfigError as error:
             raise wrong(str(error), "digest") from None
-    if "seal" not in document:
-        return SecurityPolicy(digest=digest)
-    section = document["seal"]
+    for section in _MEMBERS:
+        if section in document:
+            _check_section(document[section], section, wrong)
+    base = path.parent
+    try:
+        return SecurityPolicy(
+            digest=digest,
+            seal=Seal(**document["seal"], base=base) if "seal" in document else None,
+            sign=Sign(**document["sign"], base=base) if "sign" in document else None,
+            verify=Verify(**document["verify"], base=base) if "verify" in document else None,
+        )
+    except WrongMemberError as error:
+        raise wrong(str(error), error.section, error.member, element=error.element) from None
+
+
+def _check_section(section: Any, name: str, wrong: Callable[..., ConfigError]) -> None:
+    """Raise ConfigError where a section is none, is empty of what it is for, or says what nobody knows."""
     if not isinstance(section, dict):
-        raise wrong("[seal] must be a section", "seal")
-    unknown = next((member for member in section if member not in _SEAL_MEMBERS), None)
+        raise wrong(f"[{name}] must be a section", name)
+    unknown = next((member for member in section if member not in _MEMBERS[name]), None)
     if unknown is not None:
         raise wrong(
-            f"the unknown member {unknown!r:.60} in [seal]; known are {', '.join(_SEAL_MEMBERS)}",
-            "seal",
+            f"the unknown member {unknown!r:.60} in [{name}]; known are {', '.join(_MEMBERS[name])}",
+            name,
             unknown,
         )
-    if "recipients" not in section:
-        raise wrong(
-            '[seal] names no recipients; name who can open what is saved: recipients = ["file:kek.key"]',
-            "seal",
-        )
-    try:
-        return SecurityPolicy(digest=digest, seal=Seal(**section, base=path.parent))
-    except _WrongMemberError as error:
-        raise wrong(str(error), "seal", error.member, element=error.element) from None
-
-
-def _texts(member: str, value: object) -> list[Any]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise _WrongMemberError(member, f"expected a list of texts, got {value!r:.60}")
-    return list(value)
-
-
-def _recipients(value: object, base: Path) -> tuple[Recipient, ...]:
-    from strongroom_security.recipients.base import Recipient, check_id
-    from strongroom_security.recipients.opening import open_recipient
-
-    member = "recipients"
-    found: dict[str, Recipient] = {}
-    for each in _texts(member, value):
-        name = each if isinstance(each, str) else None
-        if name is None and not isinstance(each, Recipient):
-            raise _WrongMemberError(member, f"expected texts or recipients, got {each!r:.60}")
-        try:
-            recipient: Recipient = open_recipient(name, base=base) if name is not None else each
-        except ConfigError as error:
-            raise _WrongMemberError(member, str(error), element=name) from None
-        check_id(recipient.id, recipient.kind)
-        other = found.setdefault(recipient.id, recipient)
-        if other is not recipient:
-            raise _WrongMemberError(
-                member, f"{recipient.uri} and {other.uri} are one key; name it once", element=name
-            )
-    if not found:
-        raise _WrongMemberError(member, 'at least one is needed, as in ["file:kek.key"]')
-    return tuple(found.values())
-
-
-def _identities(value: object, base: Path) -> tuple[Identity, ...]:
-    from strongroom_security.recipients.base import Identity
-    from strongroom_security.recipients.opening import open_identity
-
-    member = "identities"
-    found: list[Identity] = []
-    for each in _texts(member, value):
-        name = each if isinstance(each, str) else None
-        if name is None and not isinstance(each, Identity):
-            raise _WrongMemberError(member, f"expected texts or identities, got {each!r:.60}")
-        try:
-            found.append(open_identity(name, base=base) if name is not None else each)
-        except ConfigError as error:
-            raise _WrongMemberError(member, str(error), element=name) from None
-    return tuple(found)
-
-
-def _patterns(value: object) -> tuple[str, ...]:
-    member = "unsealed"
-    patterns = _texts(member, value)
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise _WrongMemberError(member, f"expected folders' names, got {pattern!r:.60}")
-        if not pattern.startswith("step-") or "/" in pattern:
-            raise _WrongMemberError(
-                member,
-                f"{pattern!r:.100} is no checkpoint's folder; such names begin with 'step-', as in "
-                f"'step-000000001200-0003-0123456789abcdef'",
-                element=pattern,
-            )
-        if _OF_A_LAUNCH.fullmatch(pattern) is None:
-            raise _WrongMemberError(
-                member,
-                f"{pattern!r:.100} does not say which launch: whoever can write to the storage could put an "
-                f"unsealed checkpoint under a launch of their own. Name folders, or all of one launch as in "
-                f"'step-*-0001-*'",
-                element=pattern,
-            )
-    return tuple(patterns)
-
-
-def _seconds(value: object) -> float:
-    try:
-        return check_seconds("it", value, at_most=_LONGEST_S)
-    except ConfigError as error:
-        raise _WrongMemberError("timeout_s", str(error)) from None
+    if name in _NEEDED and _NEEDED[name][0] not in section:
+        raise wrong(f"[{name}] names no {_NEEDED[name][0]}; {_NEEDED[name][1]}", name)
+    if name == "verify" and not section:
+        raise wrong('[verify] says nothing; name whose signatures count: keys = ["file:signer.pub"]', name)

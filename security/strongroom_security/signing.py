@@ -1,0 +1,64 @@
+"""Fills the core's seam for signing: an OMS bundle over ``data/``, and a signature in each launch record.
+
+It owns what is signed: which files a bundle lists, and the type under which a launch is. How a bundle is
+spelled is `strongroom_security.oms`'s, who holds the key `strongroom_security.signers`'. No file is read: the
+digests were taken as the files were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from strongroom import layout
+from strongroom.digest import sha256_of
+from strongroom.manifest import FileRecord, Launch, LaunchSignature
+from strongroom_security import dsse, oms
+from strongroom_security.signers.base import Signer, sign_checked
+
+__all__ = ["LAUNCH_TYPE", "ManifestSigning", "resources_of"]
+
+LAUNCH_TYPE: Final = "application/vnd.strongroom.launch+json"
+"""Of a launch record, as DSSE's payload type: it can be shown as nothing else."""
+
+
+def resources_of(manifest: bytes, files: Sequence[FileRecord]) -> dict[str, bytes]:
+    """What a bundle lists: name under ``data/`` -> SHA-256.
+
+    Every file where the manifest's digests are SHA-256; else the manifest, which pins the others.
+    """
+    listed = {record.path: record.digest.value for record in files if record.digest.algorithm == "sha256"}
+    return {**listed, layout.MANIFEST: sha256_of(manifest).value}
+
+
+class ManifestSigning:
+    """Signs by one key.
+
+    Args:
+        signer: who holds it.
+        within_s: what one signature may take.
+    """
+
+    def __init__(self, signer: Signer, *, within_s: float) -> None:
+        self.signer: Final = signer
+        self._within_s = within_s
+
+    @property
+    def fingerprint(self) -> str:
+        return self.signer.public_key.id[:16]
+
+    def sign_launch(self, launch: Launch, *, within_s: float) -> LaunchSignature:
+        signature = self._sign(dsse.pae(LAUNCH_TYPE, launch.to_be_signed), within_s)
+        return LaunchSignature(
+            key_id=self.signer.public_key.id, value=signature, certificates=tuple(self.signer.certificates)
+        )
+
+    def sign_checkpoint(self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float) -> bytes:
+        payload = oms.statement(resources_of(manifest, files))
+        signature = self._sign(dsse.pae(dsse.PAYLOAD_TYPE, payload), within_s)
+        if self.signer.certificates:
+            return oms.encode_bundle(payload, signature, certificates=self.signer.certificates)
+        return oms.encode_bundle(payload, signature, key_id=self.signer.public_key.id)
+
+    def _sign(self, message: bytes, within_s: float) -> bytes:
+        return sign_checked(self.signer, message, within_s=min(within_s, self._within_s))
