@@ -110,6 +110,16 @@ class History:
         more = f" and {len(steps) - 10} more" if len(steps) > 10 else ""
         raise CheckpointNotFoundError(f"no checkpoint of step {step} is committed here; {there}{more}")
 
+    def newest(self) -> CheckpointName:
+        """The newest checkpoint on the line, whole or not.
+
+        Raises:
+            CheckpointNotFoundError: none was ever committed.
+        """
+        if not self.line.newest_first:
+            raise CheckpointNotFoundError("no checkpoint is committed here")
+        return self.line.newest_first[0]
+
     def whole(self, name: CheckpointName) -> Commit:
         """A checkpoint's commit.
 

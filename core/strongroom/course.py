@@ -150,7 +150,7 @@ class Course:
             return
         raise ConfigError(
             f"{source.store.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of "
-            "another run is restored. Name this run's root, or leave run_id out if the root is the one that is meant"
+            "another run is restored. Name this run's root, or leave run_id out if this root is meant"
         )
 
     def _next(self) -> Verdict:

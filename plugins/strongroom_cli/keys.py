@@ -55,6 +55,8 @@ _WITHIN_S: Final = 30.0
 _LOOKS: Final = 8
 """How often keyrings are listed while a rotation is removing some of them."""
 
+_CURVES: Final = {"sign-p256": "P-256", "sign-p384": "P-384"}
+
 _RESULTS: Final[tuple[Result, ...]] = ("rotated", "would rotate", "already", "unsealed", "gone", "failed")
 
 
@@ -81,6 +83,10 @@ def _seal(policy: object) -> Seal | None:
 
 def _init(options: argparse.Namespace) -> int:
     path = Path(options.path)
+    if options.kind.startswith("sign-"):
+        return _init_signer(options, path)
+    if options.passphrase is not None:
+        raise ConfigError("--passphrase encrypts a key that signs, as of --kind sign-p256; leave it out")
     made: Recipient
     if options.kind == "file":
         from strongroom_security.recipients.file import create_key_file
@@ -106,6 +112,32 @@ def _init(options: argparse.Namespace) -> int:
     console.print(line(("recipients ", "dim"), recipient))
     if identity != recipient:
         console.print(line(("identities ", "dim"), identity))
+    return 0
+
+
+def _init_signer(options: argparse.Namespace, path: Path) -> int:
+    from strongroom_security.signers.generating import generate_key, public_path
+
+    made = generate_key(path, curve=_CURVES[options.kind], passphrase=options.passphrase)
+    public = public_path(path)
+    if options.json:
+        print_json(
+            {
+                "files": [str(path), str(public)],
+                "id": made.id,
+                "key": f"file:{path}",
+                "kind": options.kind,
+                "verify": f"file:{public}",
+            }
+        )
+        return 0
+    console = new_console()
+    console.print(line("made ", (str(path), "bold"), ", which signs: keep it secret"), soft_wrap=True)
+    told = ", which verifies: give it to everyone who restores"
+    console.print(line("made ", (str(public), "bold"), told), soft_wrap=True)
+    console.print(line(("id            ", "dim"), made.id), soft_wrap=True)
+    console.print(line(("[sign] key    ", "dim"), f"file:{path}"), soft_wrap=True)
+    console.print(line(("[verify] keys ", "dim"), f"file:{public}"), soft_wrap=True)
     return 0
 
 

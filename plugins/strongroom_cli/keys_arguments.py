@@ -9,7 +9,7 @@ from typing import Any, Final
 
 __all__ = ["add_keys"]
 
-KINDS: Final = ("file", "hpke-x25519", "hpke-p256", "hpke-mlkem768-x25519")
+KINDS: Final = ("file", "hpke-x25519", "hpke-p256", "hpke-mlkem768-x25519", "sign-p256", "sign-p384")
 
 _WORKERS: Final = 8
 _MAX_WORKERS: Final = 256
@@ -40,7 +40,15 @@ def add_keys(
     init.add_argument(
         "path", metavar="PATH", help="of the key file; of a pair without its endings, .key and .pub"
     )
-    init.add_argument("--kind", choices=KINDS, default=KINDS[0], help=f"default: {KINDS[0]}")
+    init.add_argument(
+        "--kind",
+        choices=KINDS,
+        default=KINDS[0],
+        help=f"file and hpke-... seal and open, sign-... sign (default: {KINDS[0]})",
+    )
+    init.add_argument(
+        "--passphrase", metavar="SOURCE", help="encrypt a key that signs: env:NAME or file:PATH"
+    )
     init.add_argument("--json", action="store_true", help="one JSON object, for programs")
 
     listed = command(verbs, "list", "list keyrings, and who can open by them")

@@ -110,6 +110,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import keys
 
         return keys.run(options)
+    if options.command == "sign":
+        from strongroom_cli import sign
+
+        return sign.run(options)
     if options.command == "export":
         from strongroom_cli import export
 
@@ -194,6 +198,18 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("--all", action="store_true", help="every committed checkpoint")
 
     add_export(commands, _command, _natural)
+    verify.add_argument(
+        "--chain",
+        action="store_true",
+        help="walk the lineage too: each checkpoint against what went on from it",
+    )
+
+    sign = _command(commands, "sign", "verify one checkpoint, and add a signature to it")
+    sign.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
+    sign.add_argument("--key", metavar="KEY", help="who signs, as file:PATH (default: the policy's)")
+    sign.add_argument("--certificate", metavar="FILE", help="its certificates, PEM, its own first")
+    sign.add_argument("--passphrase", metavar="SOURCE", help="of an encrypted key: env:NAME or file:PATH")
+
     add_keys(commands, _command, _natural)
     return parser
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
 
+from strongroom.chain import Link
 from strongroom.stores.open import open_store
 from strongroom.verify import CheckpointReport, Problem, Progress, Report, Verdict, verify
 from strongroom_cli import words
@@ -32,7 +34,12 @@ def run(options: argparse.Namespace) -> int:
             bar.show(progress.done_bytes, progress.total_bytes)
 
         report = verify(
-            store, step=options.step, everything=options.all, guard=options.guard, on_progress=show
+            store,
+            step=options.step,
+            everything=options.all,
+            chain=options.chain,
+            guard=options.guard,
+            on_progress=show,
         )
     if options.json:
         print_json(_to_json(report))
@@ -64,7 +71,28 @@ def _print(console: Console, report: Report) -> None:
             line((_CLOSED.format(count=words.count(closed, "sealed checkpoint")), "yellow")),
             soft_wrap=True,
         )
+    _print_signers(console, report)
+    if report.chain is not None:
+        _print_chain(console, report.chain)
     console.print(line((f"rollback protection: {report.rollback_protection}", "dim")), soft_wrap=True)
+
+
+def _print_signers(console: Console, report: Report) -> None:
+    signers = {signer: None for checkpoint in report.checkpoints for signer in checkpoint.signers}
+    for signer in signers:
+        count = sum(signer in checkpoint.signers for checkpoint in report.checkpoints)
+        of = f" ({words.count(count, 'checkpoint')})" if len(report.checkpoints) > 1 else ""
+        console.print(line(("signed by ", "dim"), signer, (of, "dim")), soft_wrap=True)
+
+
+def _print_chain(console: Console, chain: Sequence[Link]) -> None:
+    linked = sum(link.state == "linked" for link in chain)
+    console.print(line(("chain: ", "dim"), f"{words.count(linked, 'checkpoint')} linked"), soft_wrap=True)
+    for link in chain:
+        if link.state != "linked":
+            style = "red" if link.is_break else "yellow"
+            told = f"  step {link.name.step}, launch {link.name.launch}: "
+            console.print(line(told, (link.state, style), f": {link.message}"), soft_wrap=True)
 
 
 def _print_problem(console: Console, problem: Problem) -> None:
@@ -103,12 +131,14 @@ def _to_json(report: Report) -> dict[str, Any]:
                 "launch": checkpoint.name.launch,
                 "manifest_digest": str(checkpoint.commit.manifest) if checkpoint.commit else None,
                 "problems": [_problem_json(problem) for problem in checkpoint.problems],
+                "signers": list(checkpoint.signers),
                 "size_bytes": checkpoint.size_bytes,
                 "step": checkpoint.name.step,
                 "verdict": checkpoint.verdict,
             }
             for checkpoint in report.checkpoints
         ],
+        "chain": None if report.chain is None else [_link_json(link) for link in report.chain],
         "files": report.file_count,
         "problems": [_problem_json(problem) for problem in report.root_problems],
         "rollback_protection": report.rollback_protection,
@@ -116,6 +146,17 @@ def _to_json(report: Report) -> dict[str, Any]:
         "run": report.run,
         "size_bytes": report.size_bytes,
         "verdict": report.verdict,
+    }
+
+
+def _link_json(link: Link) -> dict[str, Any]:
+    return {
+        "attempt": link.name.attempt,
+        "launch": link.name.launch,
+        "message": link.message,
+        "signers": list(link.signers),
+        "state": link.state,
+        "step": link.name.step,
     }
 
 

@@ -48,17 +48,12 @@ class ManifestSigning:
         return self.signer.public_key.id[:16]
 
     def sign_launch(self, launch: Launch, *, within_s: float) -> LaunchSignature:
-        signature = self._sign(dsse.pae(LAUNCH_TYPE, launch.to_be_signed), within_s)
+        message = dsse.pae(LAUNCH_TYPE, launch.to_be_signed)
+        signature = sign_checked(self.signer, message, within_s=min(within_s, self._within_s))
         return LaunchSignature(
             key_id=self.signer.public_key.id, value=signature, certificates=tuple(self.signer.certificates)
         )
 
     def sign_checkpoint(self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float) -> bytes:
         payload = oms.statement(resources_of(manifest, files))
-        signature = self._sign(dsse.pae(dsse.PAYLOAD_TYPE, payload), within_s)
-        if self.signer.certificates:
-            return oms.encode_bundle(payload, signature, certificates=self.signer.certificates)
-        return oms.encode_bundle(payload, signature, key_id=self.signer.public_key.id)
-
-    def _sign(self, message: bytes, within_s: float) -> bytes:
-        return sign_checked(self.signer, message, within_s=min(within_s, self._within_s))
+        return oms.sign_payload(payload, self.signer, within_s=min(within_s, self._within_s))
