@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from strongroom.errors import ConfigError
 
@@ -189,8 +189,8 @@ class UnsafeAllowUnsigned:
         return f"UnsafeAllowUnsigned({self.requirement!r})"
 
 
-def _checked(what: str, keys: Iterable[Key]) -> tuple[Key, ...]:
-    found: list[Key] = []
+def _checked(what: str, keys: object) -> tuple[Key, ...]:
+    found: list[Any] = []
     if not isinstance(keys, str | bytes) and isinstance(keys, Iterable):
         found.extend(keys)
     if not found:
