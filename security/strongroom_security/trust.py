@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from strongroom import layout
 from strongroom.config import SYSTEM_CLOCK
 from strongroom.digest import sha256_of
@@ -55,9 +59,8 @@ class _Signed:
 
     Attributes:
         what: names the signature's file.
-        counts_as: ids by which it may count, and by which it may be revoked: the key's own, and that of
-            the authority that it has a certificate of.
-        counted: the one of them that the requirement knows; None: none of them.
+        counted: by which id it counts: the key's own, or that of the authority that certified it; None: the
+            requirement knows neither.
     """
 
     what: str
@@ -102,13 +105,6 @@ class ManifestTrust:
         self._required = {key.id for key in required}
         self._authorities = [key for key in requirement.keys if isinstance(key, Authority)]
 
-    @property
-    def fingerprint(self) -> str:
-        """Names the requirement and the list that is judged by: the same where they are the same."""
-        version = 0 if self.trust_list is None else self.trust_list.version
-        ids = " ".join(sorted(key.id for key in self.requirement.keys))
-        return sha256_of(f"{self.requirement!r} {version} {ids}".encode()).value.hex()[:16]
-
     def __repr__(self) -> str:
         version = None if self.trust_list is None else self.trust_list.version
         return f"ManifestTrust({self.requirement!r}, trust_list={version})"
@@ -124,21 +120,13 @@ class ManifestTrust:
             )
         reasons: list[str] = []
         signed = self._pinned(store, commit, manifest, reasons)
-        decoded: Manifest | None = None
-        for _ in range(2):
-            if self._problem(signed) is None:
-                # Only now is it somebody's word.
-                decoded = decoded or _decode(commit, manifest)
-                standing = self._standing(store, commit, decoded, signed, reasons)
-                if self._problem(standing) is None:
-                    return Trusted(
-                        manifest=decoded, signers=tuple(dict.fromkeys(each.key.id for each in standing))
-                    )
-                signed = standing
-            found = self._further(store, commit, manifest, signed, reasons)
-            if not found:
-                break
-            signed = [*signed, *found]
+        trusted, standing = self._weighed(store, commit, manifest, signed, reasons)
+        if trusted is None:
+            # Not before they are needed: each is a request to the store.
+            signed = [*standing, *self._further(store, commit, manifest, signed, reasons)]
+            trusted, standing = self._weighed(store, commit, manifest, signed, reasons)
+        if trusted is not None:
+            return trusted
         if isinstance(self.requirement, UnsafeAllowUnsigned) and not signed and not reasons:
             _LOG.warning(
                 "UNSAFE: %s of run %s is signed by nobody, and is accepted all the same",
@@ -146,7 +134,25 @@ class ManifestTrust:
                 commit.run,
             )
             return Trusted(manifest=_decode(commit, manifest), signers=())
-        raise UntrustedError(_told(f"{commit.name}", self._problem(signed) or "", reasons))
+        raise UntrustedError(_told(f"{commit.name}", self._problem(standing) or "", reasons))
+
+    def _weighed(
+        self,
+        store: Store,
+        commit: Commit,
+        manifest: bytes,
+        signed: Sequence[_Signed],
+        reasons: list[str],
+    ) -> tuple[Trusted | None, Sequence[_Signed]]:
+        """The manifest where signatures that hold are enough, and which ones still count."""
+        if self._problem(signed) is not None:
+            return None, signed
+        # Only now is it somebody's word.
+        decoded = _decode(commit, manifest)
+        standing = self._standing(store, commit, decoded, signed, reasons)
+        if self._problem(standing) is not None:
+            return None, standing
+        return Trusted(manifest=decoded, signers=tuple(each.key.id for each in standing)), standing
 
     def _problem(self, signed: Sequence[_Signed]) -> str | None:
         return self.requirement.problem({each.counted for each in signed if each.counted is not None})
@@ -230,7 +236,7 @@ class ManifestTrust:
             raise UntrustedError(f"{what} does not list {layout.MANIFEST}, so it is over something else")
         if listed != sha256_of(manifest).value:
             raise UntrustedError(
-                f"{what} is over another checkpoint: the {layout.MANIFEST} that {key.id} has signed has digest "
+                f"{what} is over another checkpoint: the {layout.MANIFEST} that {key.id} signed has digest "
                 f"sha256:{listed.hex()}, and this one has {sha256_of(manifest)}"
             )
         counted = key.id if key.id in self._required else None if authority is None else authority.id
@@ -260,14 +266,18 @@ class ManifestTrust:
             if key is None:
                 reasons.append(f"{what} is by the key {key_id or 'that it does not name'}, not known here")
             return key, None
+        known = self._keys.get(_leaf_id(certificates[0], what))
+        if known is not None and known.id in self._required:
+            # Trusted as itself, so whoever certified it, and until when, is not asked.
+            return known, None
         for authority in self._authorities:
             try:
                 return authority.leaf(certificates, what), authority
             except UntrustedError as error:
                 reasons.append(str(error))
-        if not self._authorities:
-            reasons.append(f"{what} is by a key with a certificate, and no authority is trusted here")
-        return None, None
+        if known is None and not self._authorities:
+            reasons.append(f"{what} is by a key with a certificate, and neither it nor an authority is known")
+        return known, None
 
     def _standing(
         self,
@@ -445,13 +455,23 @@ class _Ancestry:
         return parent
 
 
+def _leaf_id(certificate: bytes, what: str) -> str:
+    """The id of the key that a certificate is for, whoever issued it."""
+    try:
+        key = x509.load_der_x509_certificate(certificate).public_key()
+        der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise FormatError(f"the first certificate of {what} cannot be read: {error}") from None
+    return PublicKey.from_der(der, f"the key in the first certificate of {what}").id
+
+
 def _decode(commit: Commit, manifest: bytes) -> Manifest:
     what = layout.data_key(commit.name, layout.MANIFEST)
     decoded = Manifest.decode(manifest, what)
     if (decoded.run, decoded.name) != (commit.run, commit.name):
         raise IntegrityError(
-            f"{what} says that it is of {decoded.name} of run {decoded.run}, and COMMIT is of {commit.name} of "
-            f"run {commit.run}"
+            f"{what} says that it is of {decoded.name} of run {decoded.run}, and COMMIT is of {commit.name} "
+            f"of run {commit.run}"
         )
     return decoded
 
@@ -471,7 +491,10 @@ def _difference(signed: _Signed, manifest: Manifest) -> str | None:
     for path, digest in files.items():
         # BLAKE3 of a file says nothing of its SHA-256; the manifest, which was signed, pins it.
         if digest.algorithm == "sha256" and digest.value != signed.resources[path]:
-            return f"{signed.what} lists {path} as sha256:{signed.resources[path].hex()}, the manifest as {digest}"
+            return (
+                f"{signed.what} lists {path} as sha256:{signed.resources[path].hex()}, and the manifest as "
+                f"{digest}"
+            )
     return None
 
 

@@ -328,8 +328,8 @@ class TrustList:
             missing = ", ".join(sorted(known.keys() - good))
             why = "".join(f"; {reason}" for reason in reasons)
             raise UntrustedError(
-                f"{what} has {len(good)} of {threshold} signatures by root keys; of {missing} none holds{why}. Have "
-                f"it signed, or get the list from whoever signs it"
+                f"{what} has {len(good)} of {threshold} root keys' signatures; of {missing} none holds{why}. "
+                f"Have it signed, or get the list from whoever signs it"
             )
         return cls.decode(payload, what)
 
