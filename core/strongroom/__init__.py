@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NoWholeCheckpointError,
         ObjectNotFoundError,
         OutcomeUnknownError,
+        ProvenanceMismatchError,
         RollbackError,
         SaveError,
         StateEncodingError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from strongroom.handle import SaveHandle
+    from strongroom.provenance.comparing import Change, OnChange
     from strongroom.registry import register_codec, register_type
     from strongroom.restore import Restored
     from strongroom.retention import KeepAll, KeepLast
@@ -58,6 +60,8 @@ _HOMES = {
     "Tolerate": "config",
     "StrongroomReader": "dcp",
     "StrongroomWriter": "dcp",
+    "Change": "provenance.comparing",
+    "OnChange": "provenance.comparing",
     "register_codec": "registry",
     "register_type": "registry",
     "Restored": "restore",
@@ -69,6 +73,7 @@ _HOMES = {
 
 __all__ = [
     "AccessDeniedError",
+    "Change",
     "Checkpoint",
     "CheckpointNotFoundError",
     "Checkpointer",
@@ -84,8 +89,10 @@ __all__ = [
     "NoKeyError",
     "NoWholeCheckpointError",
     "ObjectNotFoundError",
+    "OnChange",
     "OutcomeUnknownError",
     "PerRank",
+    "ProvenanceMismatchError",
     "RaiseAtOnce",
     "Restored",
     "RollbackError",

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -68,6 +68,8 @@ from strongroom.messages import Message, text_of
 from strongroom.ownership import Owners
 from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
+from strongroom.provenance.comparing import Change, OnChange
+from strongroom.provenance.recording import Given, Recorder
 from strongroom.ranks import Ranks, Verdict, check_same_call, name_ranks
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
@@ -83,6 +85,7 @@ from strongroom.workers import reading_workers, writing_workers
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from strongroom.opened import OpenedCheckpoint
     from strongroom.sealing import OneOff
     from strongroom.stores.base import Store
 
@@ -178,6 +181,11 @@ class Checkpointer:
         run_id: the run's id where the platform gives one; None: the root's, or a random one. A root of
             another run is refused.
         retention_class: a name that goes into each manifest, in clear, for rules of retention to go by.
+        provenance: where this run comes from, recorded with each checkpoint: ``hyper_parameters``,
+            ``data`` (``version``, ``manifest_digest``), ``model``, and what else is worth knowing. A dict,
+            or a function that returns one, which rank 0 asks at each save and restore.
+        collect_provenance: whether rank 0 gathers what it can by itself: code, versions, host, job.
+        on_change: what a restore does where ``provenance``, or what is gathered, is not the checkpoint's.
         init_from: another run's root, which is only read: `restore` takes that run's newest whole
             checkpoint for as long as nothing was committed under ``root``.
         process_group: the processes that save together; None: all of the job's. It is used once,
@@ -213,6 +221,9 @@ class Checkpointer:
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
         retention_class: str | None = None,
+        provenance: Given | None = None,
+        collect_provenance: bool = True,
+        on_change: OnChange | None = None,
         init_from: str | os.PathLike[str] | Store | None = None,
         process_group: Any = None,
         when_busy: str = "wait",
@@ -236,6 +247,11 @@ class Checkpointer:
         self._signing = policy.signing if policy is not None else None
         self._guard = policy.guard if policy is not None else NO_GUARD
         self._retention_class = _check_retention_class(retention_class)
+        self._recorder = Recorder(
+            provenance,
+            collects=collect_provenance and self._ranks.is_coordinator,
+            on_change=on_change,
+        )
         self._one_off: OneOff | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
@@ -345,11 +361,12 @@ class Checkpointer:
         name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
         one_off, self._one_off = self._one_off, None
         sealing = self._sealing
+        parent = self._newest or turn.parent
         attempt = Attempt(
             self._store,
             launch=turn.launch,
             name=name,
-            parent=self._newest or turn.parent,
+            parent=parent,
             algorithm=self._algorithm,
             world_size=self._ranks.world_size,
             deadline=Deadline.after(self._timeout_s, self._clock.monotonic),
@@ -381,7 +398,7 @@ class Checkpointer:
             )
         )
         handle = SaveHandle(intent.step, staged.pending)
-        extras = intent.extras
+        extras = replace(intent.extras, facts=self._facts(turn, parent))
         self._start(
             attempt,
             lambda: write_together(
@@ -390,6 +407,16 @@ class Checkpointer:
             handle,
         )
         return handle
+
+    def _facts(self, turn: Turn, parent: CheckpointRef | None) -> dict[str, Any]:
+        """What provenance says of a checkpoint besides what is given and gathered."""
+        return {
+            "began_at_ms": turn.launch.created_at_ms,
+            "parent": None if parent is None else parent.to_json(),
+            "retention_class": self._retention_class,
+            "saved_at_ms": self._clock.now_ms(),
+            "world_size": self._ranks.world_size,
+        }
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         """Let the other ranks know that this one could not stage its part; they wait for it already."""
@@ -447,7 +474,8 @@ class Checkpointer:
         """This rank's word on a save: whether it can take part, and what it holds."""
         self._check_open()
         intent.step = _check_step(step)
-        intent.extras = Provenance.of(provenance, metrics, tags)
+        recorder = self._recorder if self._ranks.is_coordinator else None
+        intent.extras = Provenance.of(provenance, metrics, tags, recorder)
         turn = self._turns.current.launch.launch if self._turns.current else None
         about = {
             "call": "save",
@@ -644,6 +672,7 @@ class Checkpointer:
         only: str | Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
         accept_older: bool = False,
+        accept_changes: bool = False,
     ) -> Restored | None:
         """Fill ``state`` from the newest whole checkpoint; None only where nothing was committed.
 
@@ -661,9 +690,12 @@ class Checkpointer:
             rename: your name or prefix -> the checkpoint's.
             accept_older: allow more than ``max_fallback`` damaged checkpoints, and one below the floor
                 of the policy, or of another run than this root had before.
+            accept_changes: go on whatever has changed since it was saved; changes are told all the same.
 
         Raises:
             StateMismatchError: the checkpoint does not fit; lists every difference.
+            ProvenanceMismatchError: it was saved with other data than this run has, or with what else
+                ``on_change`` refuses; nothing was changed, and no older one is tried.
             IntegrityError: ``step`` is damaged, or every checkpoint is; or, as `UnsealedError` or
                 `UntrustedError`, it is not sealed or signed as the policy demands.
             NoKeyError, KeyServiceError: it is sealed, and cannot be opened here; never taken for damage.
@@ -682,6 +714,14 @@ class Checkpointer:
             self._join()
             return None if step is None else _check_step(step)
 
+        def judge(opened: OpenedCheckpoint) -> Sequence[Change]:
+            return self._recorder.changes(
+                opened,
+                world_size=self._ranks.world_size,
+                accepts=accept_changes,
+                within_s=self._timeout_s,
+            )
+
         result = restoring.restore(
             self._sources,
             state,
@@ -695,6 +735,7 @@ class Checkpointer:
             workers=reading_workers(),
             emitter=self._emitter,
             run_id=self._run_id,
+            judge=judge,
         )
         if result is None:
             return None

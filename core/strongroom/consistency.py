@@ -211,7 +211,7 @@ class Consistency:
         tags = document["tags"]
         if type(tags) is not list or not all(type(tag) is str for tag in tags):
             yield "has tags that are not all texts"
-        found = references([document["metrics"], document["provenance"]])
+        found = references([document["metrics"], document["provenance"], document.get("collected")])
         for name in sorted(found.tensors | found.per_rank):
             yield f"refers to {name!r:.80}, and holds nothing but plain values"
 

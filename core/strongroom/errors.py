@@ -13,6 +13,7 @@
     │   └── NoWholeCheckpointError  commits exist, none is whole; carries every reason
     ├── NoKeyError                  sealed, and no key here opens it, or who keeps the key refuses
     ├── KeyServiceError             who keeps a key (KMS, vault, HSM) timed out, throttles or is out of reach
+    ├── ProvenanceMismatchError     the program has other data (or code) than the checkpoint was saved with
     ├── RollbackError               a fall-back deeper than allowed
     ├── UnsupportedFormatError      whole, but written in a format that this release does not read
     ├── CheckpointNotFoundError     no committed checkpoint by that step
@@ -55,6 +56,7 @@ __all__ = [
     "NoWholeCheckpointError",
     "ObjectNotFoundError",
     "OutcomeUnknownError",
+    "ProvenanceMismatchError",
     "RankFailedError",
     "RanksDisagreeError",
     "RanksError",
@@ -173,6 +175,21 @@ class KeyServiceError(StrongroomError):
 
     It says nothing about the bytes, so a restore does not fall back.
     """
+
+
+class ProvenanceMismatchError(StrongroomError):
+    """What the program trains with is not what the checkpoint was saved with, and that was to be refused.
+
+    Raised before anything is written into the caller's state; it says nothing about the bytes, so a
+    restore does not fall back.
+
+    Attributes:
+        different: one sentence for each change that is refused.
+    """
+
+    def __init__(self, message: str, *, different: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.different = tuple(different)
 
 
 class RollbackError(StrongroomError):

@@ -129,6 +129,11 @@ class OpenedCheckpoint:
         """The typed document that all ranks share (`strongroom.tree`)."""
         return self.document(layout.STATE, "state")["document"]
 
+    @cached_property
+    def provenance(self) -> dict[str, Json]:
+        """Where the checkpoint comes from: the members of ``provenance.json``."""
+        return self.document(layout.PROVENANCE, "provenance")
+
     def rank_state(self, rank: int) -> dict[str, Json]:
         """One rank's own values by name; empty where it stored none."""
         path = layout.rank_state_path(rank)
@@ -190,7 +195,7 @@ class OpenedCheckpoint:
         Raises:
             IntegrityError, StoreError: as `read`.
         """
-        self.read(layout.PROVENANCE, limit_bytes=DOCUMENT_BOUNDS.length_bytes)
+        self.provenance  # noqa: B018 - read and verified when it is first asked for
         used = self.index.used_paths
         for path in self.index.files:
             if path not in used:
@@ -306,7 +311,8 @@ def decode_document(data: bytes, kind: str, run: str, name: CheckpointName, what
         kind, {"provenance", "metrics", "tags", "producer"}
     )
     members = {key: item for key, item in value.items() if key not in bound and key != "format"}
-    unknown = {key for key in members if not key.startswith("x-")} ^ expected_members
+    optional = {"collected"} if kind == "provenance" else set()
+    unknown = {key for key in members if not key.startswith("x-") and key not in optional} ^ expected_members
     if unknown:
         raise FormatError(f"{what} has unknown members or lacks some: {sorted(unknown)[:5]}")
     return members

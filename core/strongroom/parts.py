@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -31,6 +31,8 @@ from strongroom.messages import Message
 from strongroom.opened import decode_document, encode_document
 from strongroom.parallel import run_all
 from strongroom.plan import partial_index
+from strongroom.provenance.architecture import architecture_digest
+from strongroom.provenance.progress import progress_in
 from strongroom.ranks import Lane, Ranks, Verdict
 from strongroom.saving import Provenance, StagedSave
 from strongroom.shards import WrittenFile, binding
@@ -118,7 +120,7 @@ def write_together(
     document = _shared_document(attempt, staged)
     if ranks.is_alone:
         part = _write_part(attempt, staged, document, workers=workers)
-        return _commit_parts(attempt, [part], staged.plan.shapes, document, provenance).commit
+        return _commit_parts(attempt, [part], staged, document, provenance).commit
     lane = ranks.lane("background")
     has_written = False
     committed: Commit | None = None
@@ -141,7 +143,7 @@ def write_together(
         differing = differing_documents([part.document for part in parts])
         if differing:
             return Verdict(shared=Message(members={"differing": differing}))
-        committed = _commit_parts(attempt, parts, staged.plan.shapes, document, provenance).commit
+        committed = _commit_parts(attempt, parts, staged, document, provenance).commit
         return Verdict(shared=Message(pieces={"commit": committed.encode()}))
 
     try:
@@ -271,14 +273,14 @@ def _write_part(attempt: Attempt, staged: StagedSave, document: bytes, *, worker
 def _commit_parts(
     attempt: Attempt,
     parts: Sequence[Part],
-    planned: Collection[str],
+    staged: StagedSave,
     document: bytes,
     provenance: Provenance,
 ) -> Committed:
     """Hold the parts of all ranks against each other, write what they share, and commit.
 
     Args:
-        planned: names of the tensors that the coordinator has seen: each must be there whole.
+        staged: the coordinator's own: every tensor that it has seen must be there whole.
 
     Raises:
         RanksDisagreeError: a value that is common to all differs between ranks.
@@ -286,7 +288,7 @@ def _commit_parts(
     """
     check_compared([part.compared for part in parts])
     aliases = check_aliases([part.aliases for part in parts])
-    index = completeness.merge([part.index for part in parts], aliases, planned)
+    index = completeness.merge([part.index for part in parts], aliases, staged.plan.shapes)
     records = [record for part in parts for record in part.files]
     documents = {
         layout.INDEX: encode_index(index, binding(attempt.run, attempt.name)),
@@ -295,17 +297,38 @@ def _commit_parts(
             "provenance",
             attempt.run,
             attempt.name,
-            {
-                "metrics": provenance.metrics,
-                "producer": producer(),
-                "provenance": provenance.provenance,
-                "tags": list(provenance.tags),
-            },
+            _provenance_members(attempt, staged, index, provenance),
         ),
     }
     for path, data in documents.items():
         records.append(attempt.write_whole(path, data).record)
     return attempt.commit(records)
+
+
+def _provenance_members(
+    attempt: Attempt, staged: StagedSave, index: Index, provenance: Provenance
+) -> dict[str, Json]:
+    recorder = provenance.recorder
+    if recorder is None:
+        raise SaveError("a rank that records nothing was to write what is recorded")
+
+    def facts() -> dict[str, Any]:
+        meshes = sorted({words.partition(":")[0] for words in staged.plan.placements.values()})
+        return {
+            **provenance.facts,
+            **progress_in(staged.document, list(map(list, staged.rank_document))),
+            "architecture": architecture_digest(staged.document, index),
+            "meshes": [mesh.removeprefix("mesh ") for mesh in meshes],
+        }
+
+    return recorder.members(
+        provenance=provenance.provenance,
+        metrics=provenance.metrics,
+        tags=provenance.tags,
+        producer=producer(),
+        facts=facts,
+        within_s=attempt.deadline.left_s,
+    )
 
 
 def _write_shard(attempt: Attempt, shard: StagedShard, bound: Mapping[str, str]) -> WrittenFile:

@@ -22,6 +22,7 @@ from strongroom.errors import (
     IntegrityError,
     NoWholeCheckpointError,
     ObjectNotFoundError,
+    ProvenanceMismatchError,
     RollbackError,
     StateMismatchError,
     StoreError,
@@ -33,14 +34,17 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import RUN_BOUNDS, Commit
 from strongroom.messages import Message
 from strongroom.metadata import narrowed
+from strongroom.opened import OpenedCheckpoint
 from strongroom.plan import chunk_of, plan_read
+from strongroom.provenance.comparing import Change
 from strongroom.ranks import Ranks, Verdict
 from strongroom.selection import Selection
 from strongroom.signing import Guard
 from strongroom.stores.base import Store
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Judge", "Restored", "restore"]
 
+Judge = Callable[[OpenedCheckpoint], Sequence[Change]]
 
 _LOOKS_S: Final = (0.05, 0.2, 1.0)
 """Pauses between looks for a commit that another rank has read."""
@@ -60,6 +64,8 @@ class Restored:
         init_from: the root of the other run that it came from; None: this run's own.
         rollback_protection: where the highest verified checkpoint is remembered; ``"none"``: nowhere
             outside of the root, so that an older state of the whole root would be restored as well.
+        changes: what the program that restored it has other than the one that saved it, as far as both
+            say. Of another run's checkpoint nothing is compared.
     """
 
     step: int
@@ -69,6 +75,7 @@ class Restored:
     checkpoint: Checkpoint
     init_from: str | None = None
     rollback_protection: str = "none"
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,6 +116,7 @@ def restore(
     workers: int,
     emitter: Emitter,
     run_id: str | None = None,
+    judge: Judge | None = None,
 ) -> tuple[Restored, Commit] | None:
     """Restore one checkpoint; None only where nothing was ever committed.
 
@@ -127,12 +135,14 @@ def restore(
         guard: what a checkpoint is held to; the coordinator judges and unlocks one for all ranks.
         timeout_s: seconds that ranks wait for each other at each step.
         run_id: the run that the root must be of; None: whichever it is.
+        judge: holds a checkpoint of this run against the program that restores it, on the coordinator.
 
     Raises:
         CheckpointNotFoundError: no checkpoint of that step, or none where another run was named.
         IntegrityError: that step is damaged; or, as `NoWholeCheckpointError`, all are.
         RollbackError: more than ``max_fallback`` would be skipped, or it lies below the floor.
         StateMismatchError: the checkpoint does not fit the template.
+        ProvenanceMismatchError: what ``judge`` raised, on every rank.
         StoreError: the store could not be asked: that says nothing about the bytes.
         NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
         RanksError: another rank is missing, or failed.
@@ -179,7 +189,16 @@ def restore(
             began = time.monotonic()
             source = sources[said.members["source"]]
             reading = _Reading(
-                source.store, _commit_in(said), template, selection, ranks, workers, undefined, access
+                source.store,
+                _commit_in(said),
+                template,
+                selection,
+                ranks,
+                workers,
+                undefined,
+                access,
+                # Another run trains as it likes.
+                None if source.is_other else judge,
             )
             access.begin(own)
             said, own = together(f"opening {reading.commit.name}", reading.match)
@@ -194,10 +213,10 @@ def restore(
     if said.members["do"] == "nothing":
         return None
     # What follows is no longer undone; but nobody goes on before everybody is there.
-    lane.agree(
+    loaded, _ = lane.agree(
         f"loading {reading.commit.name}",
         reading.load,
-        lambda _: Verdict(),
+        lambda told: Verdict(shared=Message(members={"changes": told[0].members.get("changes", [])})),
         timeout_s=timeout_s,
         goes_on=True,
     )
@@ -222,6 +241,7 @@ def restore(
         checkpoint=Checkpoint.of(commit, is_superseded=said.members["is_superseded"]),
         init_from=source.store.uri if source.is_other else None,
         rollback_protection=guard.rollback_protection,
+        changes=tuple(Change.from_json(change) for change in loaded.members["changes"]),
     )
     return restored, commit
 
@@ -267,6 +287,7 @@ class _Reading:
         workers: int,
         undefined: _Undefined,
         access: Access,
+        judge: Judge | None,
     ) -> None:
         self.commit = commit
         self.read_bytes = 0
@@ -278,6 +299,8 @@ class _Reading:
         self._workers = workers
         self._undefined = undefined
         self._access = access
+        self._judge = judge
+        self._changes: Sequence[Change] = ()
         self._touched: set[str] = set()
 
     @property
@@ -293,10 +316,19 @@ class _Reading:
         Raises:
             IntegrityError: it is damaged.
             StateMismatchError: it does not fit.
+            ProvenanceMismatchError: this program is not to go on from it.
         """
         self._opened = opened = self._access.open(self._store, self.commit)
         if self._ranks.is_coordinator:
             opened.check_unused()
+            if self._judge is not None:
+                try:
+                    self._changes = self._judge(opened)
+                except ProvenanceMismatchError as error:
+                    raise ProvenanceMismatchError(
+                        f"{error}{self._undefined.words() or '. Nothing was changed'}",
+                        different=error.different,
+                    ) from error
         rank = self._ranks.rank
         try:
             self._filling = match(
@@ -345,7 +377,7 @@ class _Reading:
         return Message()
 
     def load(self) -> Message:
-        """Hand objects their state; what comes back says nothing.
+        """Hand objects their state; what comes back says what has changed since it was saved.
 
         Raises:
             StateMismatchError: one refuses it.
@@ -354,7 +386,7 @@ class _Reading:
             self.state = self._filling.load()
         except StateMismatchError as error:
             raise self._already(error) from error.__cause__
-        return Message()
+        return Message(members={"changes": [change.to_json() for change in self._changes]})
 
     def _already(self, error: StateMismatchError) -> StateMismatchError:
         already = f". Your tensors hold {self.commit.name} already; what is loaded after them is not"

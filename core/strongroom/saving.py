@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,12 +24,13 @@ from strongroom.messages import Message
 from strongroom.ownership import encode_held
 from strongroom.parallel import run_all
 from strongroom.plan import LocalPlan, local_data, plan_local
+from strongroom.provenance.recording import Recorder, encode_given
 from strongroom.ranks import Ranks
 from strongroom.shards import ChunkSpec, ShardLayout, WrittenFile, lay_out
 from strongroom.stage import Stage, StagedShard, picker
 from strongroom.streaming import streamed_pieces
 from strongroom.tree import Captured, Capturer
-from strongroom.values import MAX_DEPTH, Encoder, Node
+from strongroom.values import MAX_DEPTH, Node
 
 __all__ = [
     "NO_PROVENANCE",
@@ -48,20 +49,31 @@ Write = Callable[[ShardLayout, Iterable[bytes | memoryview]], WrittenFile]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a user says about a checkpoint, already in typed form."""
+    """What a user says about a checkpoint, already in typed form.
+
+    Attributes:
+        recorder: what makes a document of it; None on ranks that write none.
+        facts: what the `Checkpointer` knows about the checkpoint besides.
+    """
 
     provenance: Node
     metrics: Node
     tags: tuple[str, ...]
+    recorder: Recorder | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, provenance: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None, tags: Iterable[str]
+        cls,
+        provenance: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any] | None,
+        tags: Iterable[str],
+        recorder: Recorder | None = None,
     ) -> Provenance:
-        """Snapshot what was given.
+        """Snapshot what was given, to the save and to the recorder.
 
         Raises:
-            ConfigError: a tag is no text.
+            ConfigError: a tag is no text, or the provenance no dict.
             StateEncodingError: a value has no safe encoding.
         """
         if isinstance(tags, str):
@@ -74,19 +86,13 @@ class Provenance:
                 tag.encode("utf-8")
             except UnicodeEncodeError:
                 raise ConfigError(f"a tag must be valid Unicode, got {tag!r:.60}") from None
-        encoder = Encoder(_scalar_tensor)
+        given = (provenance or {}) if recorder is None else recorder.given(provenance)
         return cls(
-            provenance=encoder.encode(dict(provenance or {}), ("provenance",)),
-            metrics=encoder.encode(dict(metrics or {}), ("metrics",)),
+            provenance=encode_given(given, "provenance"),
+            metrics=encode_given(metrics or {}, "metrics"),
             tags=listed,
+            recorder=recorder,
         )
-
-
-def _scalar_tensor(value: Any, path: tuple[Any, ...]) -> Node | None:
-    """A metric is often a tensor of one element: it stands as the number it is."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return Encoder(lambda *_: None).encode(value.detach().item(), path)
-    return None
 
 
 NO_PROVENANCE: Final = Provenance.of(None, None, ())

@@ -1,0 +1,67 @@
+"""What the program runs on: Python, torch, CUDA, frameworks, and a digest of all installed packages.
+
+Nothing is imported that the program has not imported itself, and no accelerator is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+__all__ = ["collect_environment", "packages_digest"]
+
+_FRAMEWORKS: Final = (
+    "accelerate", "apex", "bitsandbytes", "composer", "datasets", "deepspeed", "flash-attn", "jax",
+    "lightning", "megatron-core", "mosaicml-streaming", "numpy", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "peft", "pytorch-lightning", "safetensors", "strongroom",
+    "tokenizers", "torch", "torchao", "torchaudio", "torchdata", "torchtitan", "torchvision",
+    "transformer-engine", "transformers", "triton", "trl", "xformers",
+)  # fmt: skip
+"""Packages that a change of the results is likely to come from."""
+
+
+def collect_environment() -> dict[str, Any]:
+    """Versions by name; a member is absent where there is nothing to tell."""
+    packages = _installed()
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": packages_digest(packages.items()),
+        "package_count": len(packages),
+        "frameworks": {name: packages[name] for name in _FRAMEWORKS if name in packages},
+    }
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "version", None)
+    if version is not None:
+        found["torch"] = str(getattr(torch, "__version__", ""))
+        for name in ("cuda", "hip"):
+            built_with = getattr(version, name, None)
+            if built_with is not None:
+                found[name] = str(built_with)
+    return found
+
+
+def packages_digest(packages: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the sorted lines ``name==version``, each with a line feed; names as PEP 503 has them."""
+    lines = sorted(f"{name}=={version}\n" for name, version in packages)
+    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+
+def _installed() -> dict[str, str]:
+    """Every package on the path; of two of one name the one that Python would import."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        try:
+            name: str | None = distribution.metadata["Name"]
+            version: str | None = distribution.version
+        except (KeyError, OSError, ValueError, TypeError):
+            continue
+        # What a broken installation left has no name or version to tell.
+        if name and version:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    return found
