@@ -100,7 +100,7 @@ def test_what_dcp_seals_dcp_loads_and_the_checkpointer_restores(
     restored = Checkpointer(root, security=policy).restore()
     assert restored is not None
     assert_same(restored.state, expected)
-    report = verify(LocalStore(root), sealing=SecurityPolicy.load(policy).sealing)
+    report = verify(LocalStore(root), guard=SecurityPolicy.load(policy).guard)
     assert report.verdict == "whole"
     assert not report.checkpoints[0].is_closed
 

@@ -63,7 +63,7 @@ def check_sealed(root: Path, policy: Path) -> None:
     data = [path for path in root.glob("step-*/data/*") if path.name != "MANIFEST.json"]
     assert data
     assert all(path.name.endswith(".floe") for path in data)
-    report = verify(LocalStore(root), everything=True, sealing=SecurityPolicy.load(policy).sealing)
+    report = verify(LocalStore(root), everything=True, guard=SecurityPolicy.load(policy).guard)
     assert report.verdict == "whole", report.problems
     assert not any(checkpoint.is_closed for checkpoint in report.checkpoints)
 
@@ -416,5 +416,5 @@ def test_what_one_rank_finds_damaged_makes_all_go_back_and_say_why(
     if "own values" not in damage:  # which one rank that comes later does not read
         with pytest.raises(IntegrityError, match=words):
             Checkpointer(root, security=policy).restore(step=2)
-    report = verify(LocalStore(root), step=2, sealing=SecurityPolicy.load(policy).sealing)
+    report = verify(LocalStore(root), step=2, guard=SecurityPolicy.load(policy).guard)
     assert report.verdict == "damaged"

@@ -42,6 +42,7 @@ from strongroom import (
 from strongroom.events import Event, RestoreFinished
 from strongroom.layout import CheckpointName
 from strongroom.shards import ChunkSpec, binding, lay_out
+from strongroom.signing import Guard
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.verify import verify
@@ -646,7 +647,7 @@ def strangers(tmp_path: Path) -> Path:
 def test_verifying_with_the_key_looks_into_every_file(run: tuple[Root, Path]) -> None:
     root, policy = run
     sealing = sealing_of(SecurityPolicy.load(policy))
-    report = verify(LocalStore(root.path), everything=True, sealing=sealing)
+    report = verify(LocalStore(root.path), everything=True, guard=Guard(sealing=sealing))
     assert report.verdict == "whole"
     assert not any(checkpoint.is_closed for checkpoint in report.checkpoints)
 
@@ -662,7 +663,7 @@ def test_verifying_with_a_key_that_does_not_open_is_no_verdict(
     run: tuple[Root, Path], strangers: Path
 ) -> None:
     root, _ = run
-    report = verify(LocalStore(root.path), sealing=sealing_of(SecurityPolicy.load(strangers)))
+    report = verify(LocalStore(root.path), guard=SecurityPolicy.load(strangers).guard)
     assert report.verdict == "unverified"
     (problem,) = report.problems
     assert problem.kind == "locked"

@@ -38,6 +38,7 @@ from strongroom.contents import open_whole
 from strongroom.digest import FileHasher, digest_of_bytes, sha256_of
 from strongroom.index import Index, ShardFile, decode_index, encode_index
 from strongroom.manifest import MANIFEST_BOUNDS, Commit, FileRecord, Manifest
+from strongroom.signing import Guard
 from strongroom.stores.memory import MemoryStore
 from strongroom.verify import verify
 from strongroom_cli.main import main
@@ -188,7 +189,7 @@ def check_refused(forger: Forger, only: dict[str, Any], words: str, *, may_be_to
     for name in ("a", "v"):
         assert (state[name] == (1 if not only or only["only"] == name else 7)).all()
 
-    report = verify(forger.store, step=2, sealing=sealing_of(forger.reader))
+    report = verify(forger.store, step=2, guard=Guard(sealing=sealing_of(forger.reader)))
     assert report.verdict == "damaged"
 
 

@@ -37,6 +37,7 @@ from strongroom import (
 )
 from strongroom.catalog import Catalog
 from strongroom.events import CheckpointSkipped, Event, SaveFailed
+from strongroom.signing import Guard
 from strongroom.stores.memory import MemoryStore
 from strongroom.verify import verify
 from strongroom_security import Seal, SecurityPolicy
@@ -131,7 +132,7 @@ def test_verifying_asks_once_for_each_checkpoint(store: Watched) -> None:
     with Checkpointer(store, security=policy) as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, state_of(step)).result()
-    assert verify(store, everything=True, sealing=sealing_of(policy)).verdict == "whole"
+    assert verify(store, everything=True, guard=Guard(sealing=sealing_of(policy))).verdict == "whole"
     assert sorted(context.step for context in keeper.unwraps) == [1, 2, 3]
 
 
@@ -514,7 +515,7 @@ def test_no_key_is_logged_told_shown_or_pickled(
             store.inner.plant({key: data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]})
             failing(lambda: checkpointer.restore(step=3))
             said.append(checkpointer.restore())
-            said.append(verify(store, everything=True, sealing=sealing_of(policy)))
+            said.append(verify(store, everything=True, guard=Guard(sealing=sealing_of(policy))))
             store.inner.plant({key: data})
     keeper.does = refuse
     failing(checkpointer.restore)

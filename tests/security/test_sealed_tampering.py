@@ -39,6 +39,7 @@ from strongroom.errors import ObjectNotFoundError
 from strongroom.findings import Report
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit, Manifest
+from strongroom.signing import Guard
 from strongroom.stores.memory import MemoryStore
 from strongroom.verify import verify
 from strongroom_security import SecurityPolicy
@@ -254,7 +255,7 @@ def check_refused(run: Run, words: str, *, file: str | None = None) -> None:
     assert file is None or file.removesuffix(".floe") in reason
     check_whole(restored, state, 2)
 
-    report = verify(run.store, step=3, sealing=sealing_of(run.policy), workers=1)
+    report = verify(run.store, step=3, guard=Guard(guard=Guard(sealing=sealing_of(run.policy))), workers=1)
     assert report.verdict == "damaged", report.problems
     if file is not None:
         assert any(file in problem.key for problem in report.problems), report.problems
@@ -269,7 +270,7 @@ def test_what_these_tests_change_is_whole_before(kind: str, runs: dict[str, Run]
     assert restored is not None
     assert (restored.step, restored.skipped) == (3, ())
     check_whole(restored, state, 33)
-    report = verify(run.store, everything=True, sealing=sealing_of(run.policy))
+    report = verify(run.store, everything=True, guard=Guard(sealing=sealing_of(run.policy)))
     assert report.verdict == "whole"
     assert len(report.checkpoints) == 4
 
@@ -692,7 +693,7 @@ def test_a_newer_keyring_that_is_nonsense_changes_nothing(run: Run) -> None:
 
 def verified(run: Run, store: Any = None, *, has_keys: bool = True) -> Report:
     sealing = sealing_of(run.policy) if has_keys else None
-    return verify(store or run.store, step=3, sealing=sealing, workers=1)
+    return verify(store or run.store, step=3, guard=Guard(sealing=sealing), workers=1)
 
 
 def pin(run: Run) -> None:

@@ -18,11 +18,14 @@ from strongroom.config import (
     load_policy,
 )
 from strongroom.errors import ConfigError
+from strongroom.signing import NO_GUARD
 
 
 class Policy:
     digest = "sha256"
     sealing = None
+    signing = None
+    guard = NO_GUARD
 
 
 def test_a_given_policy_is_taken_as_it_is() -> None:
