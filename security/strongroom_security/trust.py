@@ -502,4 +502,4 @@ def _told(what: str, problem: str, reasons: Sequence[str]) -> str:
     told = list(dict.fromkeys(reasons))
     more = f"; and {len(told) - _MAX_REASONS} more" if len(told) > _MAX_REASONS else ""
     why = "; ".join(told[:_MAX_REASONS]) or "it is signed by nobody"
-    return f"{what} is not trusted: {problem}. {why[0].upper()}{why[1:]}{more}"
+    return f"{what} is not trusted: {problem}; {why}{more}"
