@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from strongroom import layout
-from strongroom.errors import NoKeyError
+from strongroom.errors import NoKeyError, RollbackError
 from strongroom.manifest import Commit
 from strongroom.messages import Message
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
@@ -43,6 +43,7 @@ class Access:
         self._sealing = sealing = guard.sealing
         self._ranks = ranks
         self._admitted: OpenedCheckpoint | None = None
+        self._goes_back = False
         self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
         self._publics: list[bytes] = []
         self._unlocked: Unlocked | None = None
@@ -73,13 +74,19 @@ class Access:
             NoKeyError, KeyServiceError: it cannot be unlocked here.
         """
         self._unlocked = self._admitted = None
+        self._goes_back = False
         must_unlock = self._sealing is not None and not self._ranks.is_alone and commit.keyring is not None
         if not must_unlock and self._guard.trust is None and self._guard.floor is None:
             # A rank that is alone unlocks when it first needs a key.
             return {}
         self._admitted = opened = open_checkpoint(store, commit, self._guard)
-        if self._guard.floor is not None and not accept_older:
-            self._guard.floor.check(store.uri, commit)
+        if self._guard.floor is not None:
+            try:
+                self._guard.floor.check(store.uri, commit)
+            except RollbackError:
+                if not accept_older:
+                    raise
+                self._goes_back = True
         if self._sealing is None or not must_unlock:
             return {}
         self._unlocked = self._sealing.unlock(store, commit, opened.manifest, within_s=self._within_s)
@@ -92,11 +99,17 @@ class Access:
     def remember(self, store: Store, commit: Commit) -> None:
         """On the coordinator: lift the floor to a checkpoint that every rank has found whole.
 
+        Where its owner goes back on purpose, the floor goes down with it: what was remembered is of a line
+        that is left, and a new one may come by the same positions.
+
         Raises:
             ConfigError, StoreError: it cannot be remembered.
         """
-        if self._guard.floor is not None:
-            self._guard.floor.lift(store.uri, commit)
+        if self._guard.floor is None:
+            return
+        if self._goes_back:
+            self._guard.floor.forget(commit.run)
+        self._guard.floor.lift(store.uri, commit)
 
     def hand(self, said: Sequence[Message]) -> dict[int, Message]:
         """On the coordinator: the keys of what each rank said that it reads."""

@@ -118,6 +118,13 @@ class Floor(Protocol):
             ConfigError, StoreError: it cannot be remembered.
         """
 
+    def forget(self, run: str) -> None:
+        """Remember nothing of a run any more: its owner goes back on purpose, and goes on from there.
+
+        Raises:
+            ConfigError, StoreError: it cannot be forgotten.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:

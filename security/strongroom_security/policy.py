@@ -149,14 +149,15 @@ class SecurityPolicy:
             raise ConfigError(f"the policy {where} is not TOML: {error}") from None
         policy = _policy(document, text, Path(where))
         if policy.seal is None:
-            _tell_of_no_seal(where)
+            _tell_of_no_seal(where, is_signed=policy.sign is not None)
         return policy
 
 
 @cache
-def _tell_of_no_seal(where: str) -> None:
+def _tell_of_no_seal(where: str, *, is_signed: bool) -> None:
     # A policy that was cut short by a full disk or a bad edit reads like one that never had the section.
-    _LOG.warning("the policy %s has no [seal]: checkpoints are stored unsealed, and only hashed", where)
+    done = "hashed and signed" if is_signed else "only hashed"
+    _LOG.warning("the policy %s has no [seal]: checkpoints are stored unsealed, and %s", where, done)
 
 
 @cache  # once a process and set of keys, and not once for every checkpointer
