@@ -239,7 +239,7 @@ def _parse(certificates: Sequence[bytes], what: str) -> list[x509.Certificate]:
     for position, der in enumerate(certificates):
         try:
             parsed.append(x509.load_der_x509_certificate(der))
-        except ValueError as error:
+        except (ValueError, x509.InvalidVersion) as error:
             raise FormatError(f"certificate {position} of {what} is not X.509 in DER: {error}") from None
     return parsed
 
