@@ -266,7 +266,8 @@ def kms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
             cannot(f"there is no local KMS: {name} is not installed; pip install boto3 'moto[server]'")
 
     def command(port: int) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        program = str(Path(__file__).with_name("kms_server.py"))
+        return [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]
 
     def start(stack: contextlib.ExitStack) -> Kms:
         process = _Process(
