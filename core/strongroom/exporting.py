@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from strongroom import canonical, layout
+from strongroom import canonical
 from strongroom._version import __version__
 from strongroom.decoding import Decoder
 from strongroom.dtypes import bytes_of
@@ -33,6 +33,7 @@ from strongroom.export_selection import Chosen, choose
 from strongroom.forms import mapping_pairs
 from strongroom.opened import OpenedCheckpoint
 from strongroom.parallel import start
+from strongroom.provenance.scrubbing import SCRUBBED
 from strongroom.workers import reading_workers
 
 __all__ = [
@@ -167,8 +168,7 @@ def model_config(opened: OpenedCheckpoint) -> bytes | None:
     Raises:
         ConfigError: it holds what JSON has no form for.
     """
-    document = opened.document(layout.PROVENANCE, "provenance")
-    for pair in mapping_pairs(document["provenance"]) or ():
+    for pair in mapping_pairs(opened.provenance["provenance"]) or ():
         if pair[0] == MODEL_CONFIG:
             try:
                 return _json_of(Decoder().decode(pair[1], (MODEL_CONFIG,)))
@@ -190,6 +190,10 @@ def _json_of(value: Any) -> bytes:
         text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{_ADVICE}: {error}") from None
+    if SCRUBBED in text:
+        raise ConfigError(
+            f"{_ADVICE}: what looked like a secret in it was replaced by {SCRUBBED} when it was saved"
+        )
     try:
         return f"{text}\n".encode()
     except UnicodeEncodeError as error:
