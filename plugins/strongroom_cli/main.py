@@ -132,6 +132,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import show
 
         return show.run(options)
+    if options.command == "provenance":
+        from strongroom_cli import provenance
+
+        return provenance.run(options)
     if options.command == "plan":
         from strongroom_cli import plan
 
@@ -186,6 +190,18 @@ def _parser() -> argparse.ArgumentParser:
         type=_natural,
         default=_TENSORS_SHOWN,
         help=f"list at most N tensors (default: {_TENSORS_SHOWN}); --json lists all of them",
+    )
+
+    provenance = _command(commands, "provenance", "tell where one checkpoint comes from")
+    provenance.add_argument("step", metavar="STEP", nargs="?", type=_natural, help="default: the newest")
+    provenance.add_argument(
+        "--format",
+        choices=("json", "slsa", "openlineage"),
+        help="for other tools: JSON, an in-toto statement for SLSA, or an OpenLineage event",
+    )
+    provenance.add_argument("--builder", metavar="URI", help="of SLSA: who vouches for how it was made")
+    provenance.add_argument(
+        "--sign", action="store_true", help="of SLSA: a bundle that the policy's signer has signed"
     )
 
     plan = _command(commands, "plan", "tell what each of N ranks would read in a restore; no shard is opened")

@@ -24,7 +24,7 @@ from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.outline import Line, outline, plain
 from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
 
-__all__ = ["run"]
+__all__ = ["read_provenance", "run"]
 
 _FILES_SHOWN: Final = 20
 _LABEL_WIDTH: Final = 10
@@ -73,12 +73,17 @@ class _Contents:
                 for rank in ranks
                 if layout.rank_state_path(rank) in opened.files
             },
-            provenance=_provenance(opened),
+            provenance=read_provenance(opened),
         )
 
 
-def _provenance(opened: OpenedCheckpoint) -> dict[str, Any]:
-    document = opened.document(layout.PROVENANCE, "provenance")
+def read_provenance(opened: OpenedCheckpoint) -> dict[str, Any]:
+    """The members of ``provenance.json``.
+
+    Raises:
+        IntegrityError: it is damaged, or its tags or producer are no such thing.
+    """
+    document = opened.provenance
     tags, producer = document["tags"], document["producer"]
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise FormatError(f"{layout.PROVENANCE} of {opened.name} has tags that are not all texts")
@@ -100,6 +105,7 @@ def _to_json(uri: str, standing: Standing, contents: _Contents) -> dict[str, Any
     return {
         "aliases": contents.index.aliases,
         "checkpoint": standing.to_json(),
+        "collected": plain(provenance.get("collected")),
         "manifest": json.loads(contents.opened.manifest.encode()),
         "metrics": plain(provenance["metrics"]),
         "producer": provenance["producer"],
@@ -176,6 +182,7 @@ def _print(
     describe = _Tensors(contents.index).describe
     _print_outline(console, "metrics", outline(provenance["metrics"], describe))
     _print_outline(console, "provenance", outline(provenance["provenance"], describe))
+    _print_outline(console, "gathered", outline(provenance.get("collected"), describe))
     _print_files(console, opened)
     _print_tensors(console, contents.index, tensor_limit)
     _print_outline(console, "state", outline(contents.state, describe))
