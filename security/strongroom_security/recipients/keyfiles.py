@@ -76,7 +76,8 @@ def in_others_reach(mode: int, owner: int, group: int, *, user: int, groups: Col
 
 
 def read_public(path: Path, *, limit_bytes: int) -> bytes:
-    """The bytes of a file that not everybody can write: who replaces a public key reads what follows.
+    """The bytes of a file that not everybody can write: who replaces a public key reads what is sealed to it
+    from then on, or is believed what they sign.
 
     Raises:
         ConfigError: it is absent, no file, too long, or anyone may write it.
@@ -87,8 +88,9 @@ def read_public(path: Path, *, limit_bytes: int) -> bytes:
 def _check_public(path: Path, status: os.stat_result) -> None:
     if status.st_mode & stat.S_IWOTH:
         raise ConfigError(
-            f"anyone may write the public key file {path}, and who replaces it can read what is sealed "
-            f"from then on; take that right away, and compare the key with the one that was given out"
+            f"anyone may write the public key file {path}, and who replaces it can read what is sealed to it "
+            f"from then on, or is believed what they sign; take that right away, and compare the key with "
+            f"the one that was given out"
         )
 
 
@@ -97,8 +99,8 @@ def _create(path: Path, data: bytes, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     except FileExistsError:
         raise ConfigError(
-            f"{path} exists; a key is never written over, since what it sealed would be lost. "
-            f"Choose another name, or move the file away"
+            f"{path} exists; a key is never written over, since what it sealed would be lost, and what it "
+            f"signs believed no more. Choose another name, or move the file away"
         ) from None
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be created: {error.strerror or error}") from error
