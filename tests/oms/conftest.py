@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 # Keys and certificates are made as the tests of the security package make them.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "security")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "security"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from independent import ModelSigning, make_folder
 
