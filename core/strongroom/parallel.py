@@ -10,9 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 __all__ = ["run_all", "start"]
+
+_WAKE_S: Final = 0.1
+"""How late an interrupt is seen at most by who waits for tasks."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +52,8 @@ def run_all(tasks: Sequence[Callable[[], _T]], *, workers: int, name: str) -> li
     """Run tasks on up to ``workers`` threads; return their results in the order of the tasks.
 
     When one fails, none is begun any more; the error is raised once those under way have ended,
-    so that nothing of them goes on behind the caller's back.
+    so that nothing of them goes on behind the caller's back. An interrupt is raised at once, and
+    none is begun any more either.
     """
     if len(tasks) <= 1 or workers <= 1:
         return [task() for task in tasks]
@@ -72,10 +76,16 @@ def run_all(tasks: Sequence[Callable[[], _T]], *, workers: int, name: str) -> li
         threading.Thread(target=work, name=f"{name}-{number}", daemon=False)
         for number in range(min(workers, len(tasks)))
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            # A signal may be taken by another thread, and then wakes no wait of this one's that has no end.
+            while thread.is_alive():
+                thread.join(_WAKE_S)
+    except BaseException:
+        has_failed.set()
+        raise
     for result in results:
         if result.done():
             result.result()
