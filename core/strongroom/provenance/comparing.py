@@ -197,8 +197,8 @@ def flattened(node: Node, *, without: tuple[str, ...] = ()) -> dict[str, str]:
     while stack and len(found) < _MAX_LEAVES:
         place, item = stack.pop()
         parts = _parts(item)
-        if not place and without:
-            parts = [(name, part) for name, part in parts or () if name not in without]
+        if parts and not place:
+            parts = [(name, part) for name, part in parts if name not in without]
         if parts:
             stack.extend((f"{place}.{name}" if place else name, part) for name, part in reversed(parts))
         elif parts is None:

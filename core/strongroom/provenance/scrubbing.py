@@ -23,6 +23,9 @@ SCRUBBED: Final = "<scrubbed>"
 _LEAST_SECRET: Final = 8
 """Characters of a variable's value that is looked for elsewhere; a shorter one occurs by chance."""
 
+_PLACES: Final = frozenset({"DIR", "FILE", "NAME", "PATH", "SOCK", "URL"})
+"""What a variable's name ends in that says where a secret is, and not what."""
+
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 _ALWAYS: Final = frozenset(
@@ -58,7 +61,7 @@ _FORMS: Final = re.compile(
     | AGE-SECRET-KEY-1[0-9A-Z]{40,}
     | (?<![A-Za-z0-9])(?:
           (?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}(?![A-Za-z0-9])     # AWS access key ids
-        | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?   # JSON Web Tokens
+        | eyJ[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?   # JSON Web Tokens
         | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}
         | hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z0-9]{20,} | wandb_v[0-9]+_[A-Za-z0-9_]{20,}
         | sk-[A-Za-z0-9_-]{20,} | [sr]k_(?:live|test)_[A-Za-z0-9]{16,} | xox[abeoprs]-[A-Za-z0-9-]{10,}
@@ -74,7 +77,7 @@ _FORMS: Final = re.compile(
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s'\"<>]+@")
 
 _ASSIGNED: Final = re.compile(
-    r"""(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,60}|--?[A-Za-z][A-Za-z0-9_.-]{0,60})
+    r"""(?<![A-Za-z0-9_.-])(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.-]{0,200})
         (?P<between>["']?\s{0,4}(?:=|:(?!//))\s{0,4}["']?)(?P<value>[^\s"'&,;<>]{3,})""",
     re.VERBOSE,
 )
@@ -96,7 +99,7 @@ def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
         for name, value in environment.items()
         if len(value) >= _LEAST_SECRET
         and not _PLAIN_WORDS.fullmatch(value)
-        and not value.startswith("/")  # a file's path, as in AWS_SHARED_CREDENTIALS_FILE
+        and name.rpartition("_")[2] not in _PLACES
         and _secrecy(name) is not None
     )
 
