@@ -22,6 +22,7 @@ from strongroom.errors import (
 )
 from strongroom_cli.export_arguments import add_export
 from strongroom_cli.keys_arguments import add_keys
+from strongroom_cli.trust_arguments import add_trust
 from strongroom_cli.words import printable
 
 __all__ = [
@@ -110,6 +111,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import keys
 
         return keys.run(options)
+    if options.command == "trust":
+        from strongroom_cli import trust
+
+        return trust.run(options)
     if options.command == "sign":
         from strongroom_cli import sign
 
@@ -227,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     sign.add_argument("--passphrase", metavar="SOURCE", help="of an encrypted key: env:NAME or file:PATH")
 
     add_keys(commands, _command, _natural)
+    add_trust(commands)
     return parser
 
 
