@@ -77,7 +77,7 @@ def test_what_differs_from_the_commit_has_a_digest(repository: Path) -> None:
         lambda: (repository / "new.py").write_text("y\n"),
         lambda: (repository / "new.py").rename(repository / "newer.py"),
         lambda: (repository / "link").symlink_to("newer.py"),
-        lambda: (repository / ".gitignore").unlink(),
+        (repository / ".gitignore").unlink,
     ):
         change()
         found = collected(repository)
@@ -199,8 +199,11 @@ def test_a_pipe_in_the_repository_is_not_read(repository: Path) -> None:
 
 def test_only_variables_that_are_listed_are_taken() -> None:
     environment = {name: f"value of {name}" for name in ALLOWED} | {
-        "SLURM_JWT": "hidden", "SLURM_JOB_COMMENT": "hidden", "KUBERNETES_TOKEN": "hidden", "AWS_SECRET": "hidden",
-    }  # fmt: skip
+        "SLURM_JWT": "hidden",
+        "SLURM_JOB_COMMENT": "hidden",
+        "KUBERNETES_TOKEN": "hidden",
+        "AWS_SECRET": "hidden",
+    }
     found = job_in(environment)
     assert set(found) == {"slurm", "kubernetes", "torchelastic"}
     assert found["slurm"]["SLURM_JOB_ID"] == "value of SLURM_JOB_ID"

@@ -75,9 +75,9 @@ def _bytes_in(value: Any) -> list[bytes]:
     "name",
     (
         "password", "db_password", "dbPassword", "PASSWD", "secret", "client_secret", "clientSecret",
-        "api_key", "apiKey", "OPENAI_API_KEY", "wandb_api_key", "aws_secret_access_key", "private_key", "token",
-        "hf_token",        "access_token", "refreshToken", "auth_token", "ssh_key", "credentials", "passphrase", "Authorization",
-        "cookie", "wandb.key", "key",
+        "api_key", "apiKey", "OPENAI_API_KEY", "wandb_api_key", "aws_secret_access_key", "private_key",
+        "token", "hf_token", "access_token", "refreshToken", "auth_token", "ssh_key", "credentials",
+        "passphrase", "Authorization", "cookie", "wandb.key", "key",
     ),
 )  # fmt: skip
 def test_a_secret_by_its_name_is_replaced(name: str) -> None:
