@@ -29,7 +29,7 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom_security import floors
+from strongroom_security import filefloor
 from strongroom_security.floors import FileFloor, FolderFloor, open_floor
 
 ROOT = "file:///runs/a"
@@ -387,7 +387,7 @@ def test_a_file_that_is_too_long_is_refused(path: Path) -> None:
 
 def test_a_full_floor_says_so_and_stays_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
-    monkeypatch.setattr(floors, "_FILE_BOUNDS", canonical.Bounds(length_bytes=len(before) + 10))
+    monkeypatch.setattr(filefloor, "_FILE_BOUNDS", canonical.Bounds(length_bytes=len(before) + 10))
     with pytest.raises(ConfigError, match="the floor is full"):
         FileFloor(path).lift("file:///runs/b", commit(1, 1, run="run-b"))
     assert path.read_bytes() == before
@@ -419,7 +419,7 @@ def test_what_does_not_change_the_floor_does_not_write_it(path: Path) -> None:
 def test_a_lock_that_is_never_given_back_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors, "_LOCK_S", 0.1)
+    monkeypatch.setattr(filefloor, "_LOCK_S", 0.1)
     with FileFloor(path)._locked(), pytest.raises(StoreUnavailableError, match=r"another process for 0 s"):
         FileFloor(path).lift(ROOT, commit(9, 9))
     FileFloor(path).check(ROOT, commit(9, 9))
