@@ -1,4 +1,4 @@
-"""What a floor refuses, whatever it is kept in: the sentences and the comparisons. No I/O."""
+"""What a floor refuses, whatever it is kept in: sentences and comparisons. It reads and writes nothing."""
 
 from __future__ import annotations
 
