@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -145,15 +146,16 @@ def test_a_certificates_checkpoint_is_verified_by_its_authority(
     tmp_path: Path, model_signing: ModelSigning
 ) -> None:
     root: Issued = issue("root")
+    yesterday = datetime.now(timezone.utc) - timedelta(days=1)
     signer = MemorySigner()
-    signer.certificates = (issue_signer(root, signer.private).der,)
+    signer.certificates = (issue_signer(root, signer.private, start=yesterday).der,)
     folder = save(tmp_path / "run", signer)
     (tmp_path / "ca.pem").write_bytes(root.pem)
     chain = ["--certificate_chain", str(tmp_path / "ca.pem")]
     signature = ["--signature", str(folder / "signature.json")]
     assert model_signing.accepts("certificate", str(folder / "data"), *signature, *chain)
     policy = SecurityPolicy(
-        verify=Verify(authorities=[Authority(roots=(root.certificate,), names=(SIGNER_NAME,))])
+        verify=Verify(authorities=[Authority(roots=(root.certificate,), names=(SIGNER_NAME,), uri="ca.pem")])
     )
     with Checkpointer(tmp_path / "run", security=policy) as ck:
         restored = ck.restore()
