@@ -79,6 +79,12 @@ def test_a_wrong_answer_is_refused_by_the_keeper_s_name(which: str) -> None:
         sign_checked(Keeper(WRONG[which]), MESSAGE, within_s=WITHIN_S)
 
 
+@pytest.mark.parametrize("which", ("none", "text", "a bytearray"))
+def test_an_answer_of_another_type_is_told_by_it(which: str) -> None:
+    with pytest.raises(KeyServiceError, match=r"keeper:one answered with a .*, where a signature is bytes"):
+        sign_checked(Keeper(WRONG[which]), MESSAGE, within_s=WITHIN_S)
+
+
 def _raising(error: BaseException) -> Callable[[Keeper, bytes], Any]:
     def answer(keeper: Keeper, message: bytes) -> Any:
         raise error

@@ -204,8 +204,14 @@ def other_keys() -> dict[str, tuple[bytes, str]]:
     p256 = ec.generate_private_key(ec.SECP256R1())
     public = PublicKey.of(p256.public_key()).pem
     return {
-        "rsa": (private_pem(rsa.generate_private_key(65537, 2048)), "of kind RSA"),
-        "ed25519": (private_pem(ed25519.Ed25519PrivateKey.generate()), "of kind Ed25519"),
+        "rsa": (
+            private_pem(rsa.generate_private_key(65537, 2048)),
+            "a private key of kind RSA; expected an ECDSA",
+        ),
+        "ed25519": (
+            private_pem(ed25519.Ed25519PrivateKey.generate()),
+            "a private key of kind Ed25519; expected an ECDSA",
+        ),
         "p521": (private_pem(ec.generate_private_key(ec.SECP521R1())), "on the curve P-521"),
         "secp256k1": (private_pem(ec.generate_private_key(ec.SECP256K1())), "on the curve secp256k1"),
         "public": (public, "holds a public key, which verifies and cannot sign"),

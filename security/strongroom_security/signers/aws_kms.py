@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.hashes import Hash
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import Hash
 from strongroom.errors import ConfigError, FormatError, NoKeyError
 from strongroom_security.publickeys import PublicKey, hash_of
 from strongroom_security.recipients.aws_kms_calls import KmsKey, key_id
+from strongroom_security.recipients.calling import Deadline
 from strongroom_security.signers.base import PUBLIC_KEY_WITHIN_S, check_leaf, check_signing_curve
 
 __all__ = ["AwsKmsSigner"]
@@ -88,7 +88,7 @@ class AwsKmsSigner:
 
     def sign(self, message: bytes, *, within_s: float) -> bytes:
         """One call of ``Sign``; see `Signer.sign`."""
-        end = monotonic() + within_s
+        deadline = Deadline(within_s)
         known = self._ask_once(within_s)
         hasher = Hash(hash_of(known.public_key.curve))
         hasher.update(message)
@@ -111,7 +111,7 @@ class AwsKmsSigner:
                 "MessageType": "DIGEST",
                 "SigningAlgorithm": _ALGORITHMS[known.public_key.curve],
             },
-            within_s=max(0.0, end - monotonic()),
+            within_s=deadline.remaining_s(),
             mistakes=_MISTAKES,
         )
 

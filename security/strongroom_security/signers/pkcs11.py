@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any, Final
 
 from cryptography import x509
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.hashes import Hash
 
 from strongroom.errors import ConfigError, KeyServiceError, NoKeyError
 from strongroom_security.publickeys import PublicKey, hash_of
+from strongroom_security.recipients.calling import Deadline
 from strongroom_security.recipients.pkcs11token import PkcsToken
 from strongroom_security.recipients.pkcs11uri import TokenKeyUri
 from strongroom_security.signers.base import PUBLIC_KEY_WITHIN_S, check_leaf, check_signing_curve
@@ -83,7 +83,7 @@ class Pkcs11Signer:
 
     def sign(self, message: bytes, *, within_s: float) -> bytes:
         """See `Signer.sign`."""
-        end = monotonic() + within_s
+        deadline = Deadline(within_s)
         public_key = self._ask_once(within_s)
         hasher = Hash(hash_of(public_key.curve))
         hasher.update(message)
@@ -98,7 +98,7 @@ class Pkcs11Signer:
                 raise NoKeyError(f"{self.uri}: the token does not allow this key to sign (CKA_SIGN)")
             return bytes(sign(digest, mechanism=pkcs11.Mechanism.ECDSA))
 
-        return self._as_der(self._token.ask(use, within_s=max(0.0, end - monotonic())), public_key)
+        return self._as_der(self._token.ask(use, within_s=deadline.remaining_s()), public_key)
 
     def _as_der(self, raw: bytes, public_key: PublicKey) -> bytes:
         size = public_key.key.key_size // 8
