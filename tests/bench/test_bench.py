@@ -38,6 +38,12 @@ FIGURES = {
         "calls to wrap a key, a recipient and sealed save",
         "calls to unwrap a key, a sealed restore",
     ],
+    "signing": [
+        f"to {word} a checkpoint of {shards} shards, {algorithm}"
+        for algorithm in ("sha256", "blake3")
+        for shards in (4, 64, 4096)
+        for word in ("sign", "judge")
+    ],
     "costs": [
         "processor seconds a GiB: seal",
         "processor seconds a GiB: hash, blake3",

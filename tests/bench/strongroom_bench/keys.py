@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strongroom_bench.figure import Figure
-from strongroom_security import Seal, SecurityPolicy
+from strongroom_security import Seal, SecurityPolicy, Sign
 from strongroom_security.recipients.file import FileKey, create_key_file
+from strongroom_security.signers.file import FileSigner
+from strongroom_security.signers.generating import generate_key
 
 if TYPE_CHECKING:
     from strongroom_security.fields import Context
     from strongroom_security.secret import Secret
 
-__all__ = ["NOT_YET", "CountedKey", "create_keys", "key_calls", "read_keys", "sealing_policy"]
+__all__ = [
+    "NOT_YET",
+    "CountedKey",
+    "create_keys",
+    "key_calls",
+    "protecting_policy",
+    "read_keys",
+    "read_signer",
+]
 
-NOT_YET: Final = "sealed; signing and the audit log are not in this release"
-"""Of figures whose bars are meant for a save that is signed and audited too."""
+NOT_YET: Final = "sealed and signed; the audit log is not in this release"
+"""Of figures whose bars are meant for a save that is audited too."""
+
+_SIGNER: Final = "signer.pem"
 
 _RECIPIENTS: Final = 2
 """As a policy should name: where there is one key only, every checkpoint is lost with it."""
@@ -52,6 +64,12 @@ def create_keys(folder: Path) -> None:
     folder.mkdir()
     for path in _paths(folder):
         create_key_file(path)
+    generate_key(folder / _SIGNER)
+
+
+def read_signer(folder: Path) -> FileSigner:
+    """The signing key that lies in a folder."""
+    return FileSigner.read(folder / _SIGNER, uri=f"file:{_SIGNER}")
 
 
 def read_keys(folder: Path) -> list[CountedKey]:
@@ -63,9 +81,9 @@ def _paths(folder: Path) -> list[Path]:
     return [folder / f"{number}.key" for number in range(_RECIPIENTS)]
 
 
-def sealing_policy(keys: Iterable[CountedKey]) -> SecurityPolicy:
-    """Seals to these keys; any one of them opens."""
-    return SecurityPolicy(seal=Seal(recipients=list(keys)))
+def protecting_policy(keys: Iterable[CountedKey], signer: FileSigner) -> SecurityPolicy:
+    """Seals to these keys, any one of which opens; signs by the signer, and demands its signature."""
+    return SecurityPolicy(seal=Seal(recipients=list(keys)), sign=Sign(key=signer))
 
 
 def key_calls(

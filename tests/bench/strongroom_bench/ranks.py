@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from strongroom import Checkpointer
 from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
-from strongroom_bench.keys import NOT_YET, create_keys, key_calls, read_keys, sealing_policy
+from strongroom_bench.keys import NOT_YET, create_keys, key_calls, protecting_policy, read_keys, read_signer
 from strongroom_bench.measure import Contestant, interleave, seconds
 from strongroom_bench.scale import Scale
 from strongroom_bench.states import Saver, copy_once, done, drop, restore
@@ -150,10 +150,10 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
     local = {name: tensor.to_local() for name, tensor in state.items()}
     own_group = dist.new_group(backend="gloo")
     keys = read_keys(root / _KEYS)
-    policy = sealing_policy(keys)
+    policy = protecting_policy(keys, read_signer(root / _KEYS))
     savers = {
         "strongroom": Saver(root / "ranks", {"model": state}),
-        _SEALED: Saver(root / "ranks-sealed", {"model": state}, security=policy),
+        _SEALED: Saver(root / "ranks-sealed", {"model": state}, security=policy, digest="blake3"),
     }
     targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
 

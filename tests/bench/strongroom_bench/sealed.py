@@ -10,7 +10,14 @@ import torch.distributed.checkpoint as dcp
 from strongroom import Checkpointer
 from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
-from strongroom_bench.keys import NOT_YET, CountedKey, create_keys, key_calls, read_keys, sealing_policy
+from strongroom_bench.keys import (
+    NOT_YET,
+    create_keys,
+    key_calls,
+    protecting_policy,
+    read_keys,
+    read_signer,
+)
 from strongroom_bench.measure import interleave
 from strongroom_bench.parts import read_rows
 from strongroom_bench.scale import Scale
@@ -25,6 +32,7 @@ from strongroom_bench.states import (
     stock_load,
     stock_save,
 )
+from strongroom_security import SecurityPolicy
 
 __all__ = ["measure"]
 
@@ -39,11 +47,12 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
     """Time sealed saves and restores, and count what they ask of their keys."""
     create_keys(folder / "sealed-keys")
     keys = read_keys(folder / "sealed-keys")
+    policy = protecting_policy(keys, read_signer(folder / "sealed-keys"))
     drop(folder / "sealed-keys")
     state = large_state(scale)
-    words = f"{scale.state_words}, sealed to {len(keys)} keys"
-    saves, saved = _saves(scale, folder / "sealed", state, keys, words)
-    restores, restored = _restores(scale, folder / "sealed-restores", state, keys, words)
+    words = f"{scale.state_words}, sealed to {len(keys)} keys, signed"
+    saves, saved = _saves(scale, folder / "sealed", state, policy, words)
+    restores, restored = _restores(scale, folder / "sealed-restores", state, policy, words)
     # One save more, which is what is restored again and again.
     counts = key_calls(
         [key.wraps for key in keys],
@@ -55,18 +64,17 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
     rows = read_rows(
         "shard bytes read for 1 % of the rows of a 16 MiB tensor, sealed",
         folder,
-        security=sealing_policy(keys),
+        security=policy,
     )
     return [*saves, *restores, rows, *counts]
 
 
 def _saves(
-    scale: Scale, root: Path, state: Tensors, keys: list[CountedKey], words: str
+    scale: Scale, root: Path, state: Tensors, policy: SecurityPolicy, words: str
 ) -> tuple[list[Figure], int]:
     """The figures, and how many sealed saves were made for them."""
-    policy = sealing_policy(keys)
     sealed = {
-        _SEALED: Saver(root / "blake3", {"model": state}, security=policy),
+        _SEALED: Saver(root / "blake3", {"model": state}, security=policy, digest="blake3"),
         _SEALED_SHA256: Saver(root / "sha256", {"model": state}, security=policy, digest="sha256"),
     }
     plain = {
@@ -127,12 +135,11 @@ def _saves(
 
 
 def _restores(
-    scale: Scale, root: Path, state: Tensors, keys: list[CountedKey], words: str
+    scale: Scale, root: Path, state: Tensors, policy: SecurityPolicy, words: str
 ) -> tuple[list[Figure], int]:
     """The figures, and how many sealed restores were made for them."""
-    policy = sealing_policy(keys)
     for name, security in (("plain", None), ("sealed", policy)):
-        with Checkpointer(root / name, security=security) as checkpointer:
+        with Checkpointer(root / name, security=security, digest="blake3") as checkpointer:
             checkpointer.save(1, {"model": state}).result()
     dcp.save(state, storage_writer=dcp.FileSystemWriter(root / "dcp", thread_count=2))
     targets = empty_like(state)
