@@ -10,18 +10,19 @@ How a folder is signed is the caller's: this module only says what is in it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from strongroom import canonical
+from strongroom import canonical, layout
 from strongroom._version import __version__
 from strongroom.decoding import Decoder
 from strongroom.dtypes import bytes_of
@@ -225,12 +226,21 @@ def _check_names(further: Mapping[str, Path], ours: Sequence[str]) -> None:
         if name.casefold() in taken:
             raise ConfigError(f"{source} cannot be put beside: another file of the folder is called {name!r}")
         taken.add(name.casefold())
-        if name.startswith(".git") or name in ("", ".", "..") or "/" in name or not name.isprintable():
+        if "/" in name or not _is_safe(name):
             raise ConfigError(
-                f"{source} cannot be put beside: verifiers would not see a file called {name!r:.80}"
+                f"{source} cannot be put beside as {name!r:.80}: a name that is safe to sign starts with a "
+                "letter, digit or '_', and holds only these, '.' and '-'"
             )
         if not source.is_file():
             raise ConfigError(f"{source} is no file")
+
+
+def _is_safe(name: str) -> bool:
+    try:
+        layout.check_relative_path(name)
+    except FormatError:
+        return False
+    return True
 
 
 # --------------------------------------------------------------------------------------- tensors
@@ -319,12 +329,14 @@ class _Behind:
     def do(self, task: Callable[[], None]) -> None:
         """Wait for what was given before, raise what that raised, and begin this."""
         self.wait()
-        self._last = start(task, name="strongroom-export")
+        # Known before the thread is: an interrupt may come between the two.
+        self._last = Future()
+        start(task, name="strongroom-export", future=self._last)
 
     def wait(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        if self._last is not None:
+            self._last.result()
+        self._last = None
 
     def __enter__(self) -> _Behind:
         return self
@@ -333,5 +345,6 @@ class _Behind:
         if kind is None:
             self.wait()
         elif self._last is not None:
-            # Something else failed; but no thread goes on in a folder that is removed.
-            self._last.exception()
+            # No thread goes on in a folder that is removed.
+            with contextlib.suppress(CancelledError):
+                self._last.exception()

@@ -22,6 +22,7 @@ from strongroom.export_plan import parse_size
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
+from strongroom.stores.local import LocalStore
 from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import Bar, line, new_console, new_table, print_json
@@ -57,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     further = _further(options.add)
     sign = _sign(options, policy)
     store = open_store(options.root)
+    _check_outside(store, folder)
     standing, opened = _open(store, options.step, guard)
 
     from strongroom.exporting import export
@@ -100,6 +102,12 @@ def _open(store: Store, step: int | None, guard: Guard) -> tuple[Standing, Opene
             open_checkpoint(store, history.commits[newest], guard)
         guard.floor.check(store.uri, history.commits[newest])
     return next(item for item in standings(history) if item.name == name), opened
+
+
+def _check_outside(store: Store, folder: Path) -> None:
+    """Nothing but checkpoints belongs in a run's root: ``verify`` would call the folder unexpected."""
+    if isinstance(store, LocalStore) and folder.resolve().is_relative_to(Path(store.root).resolve()):
+        raise ConfigError(f"{folder} would lie within the run {store.uri}; name a folder outside of it")
 
 
 # ---------------------------------------------------------------------------------- what is put in

@@ -355,6 +355,16 @@ def test_what_cannot_be_is_a_usage_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [run]
 
 
+def test_a_place_within_the_run_is_refused(strongroom: Strongroom, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    before = sorted(run.iterdir())
+    for place in (run / "out", tmp_path / "link" / "out", run / ".." / "run" / "out"):
+        done = strongroom("export", run, "--to", place)
+        assert done.status == 2
+        assert "would lie within the run" in done.err
+    assert sorted(run.iterdir()) == before
+
+
 def test_without_a_place_it_is_a_usage_error(strongroom: Strongroom, run: Path) -> None:
     done = strongroom("export", run)
     assert done.status == 2

@@ -10,8 +10,10 @@ import math
 import os
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from strongroom.columns import Chunk, TensorRecord
 from strongroom.digest import DigestAlgorithm, sha256_of
 from strongroom.dtypes import DTYPE_BYTES, bytes_of, dtype_name, torch_dtype
 from strongroom.errors import StoreFullError
-from strongroom.export_folder import NewFolder
+from strongroom.export_folder import NewFile, NewFolder
 from strongroom.export_plan import parse_size, plan_files
 from strongroom.export_reading import pieces_of
 from strongroom.export_selection import choose
@@ -300,10 +302,10 @@ def test_no_shard_is_read_again_for_every_file_that_is_written(
     state = {f"t{number}": torch.randn(MiB) for number in range(8)}
     with Checkpointer(store, digest=algorithm) as checkpointer:
         checkpointer.save(7, {"model": state}).result()
-    export(opened(store), tmp_path / "out", piece_bytes=4 * MiB, max_shard_bytes=8 * MiB)
+    export(opened(store), tmp_path / "out", piece_bytes=2 * MiB, max_shard_bytes=8 * MiB)
     total = sum(tensor.nbytes for tensor in state.values())
-    # A block on each border of two pieces is read for both.
-    assert store.read_bytes <= times * total + 16 * MiB
+    # A block on the border of two pieces, of which there are 16, is read for both.
+    assert store.read_bytes <= times * total + 20 * MiB
 
 
 # ------------------------------------------------------------------------------- which tensors
@@ -713,6 +715,40 @@ def test_what_appears_at_the_place_meanwhile_is_never_replaced(tmp_path: Path) -
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("when", ("while it is read", "while it is written"))
+def test_an_interrupt_leaves_nothing_and_no_thread(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted: list[int] = []
+    if when == "while it is written":
+        # As it comes most likely: where the main thread waits for the other one.
+        result = Future.result
+
+        def wait(future: Future[Any], timeout: float | None = None) -> Any:
+            if not interrupted and not future.done():
+                interrupted.append(1)
+                raise KeyboardInterrupt
+            return result(future, timeout)
+
+        slow = NewFile.write
+
+        def write(file: NewFile, data: memoryview) -> None:
+            time.sleep(0.2)
+            slow(file, data)
+
+        monkeypatch.setattr(Future, "result", wait)
+        monkeypatch.setattr(NewFile, "write", write)
+
+    def tell(_done: int, _total: int) -> None:
+        if when == "while it is read":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(opened(saved({"model": Tied()})), tmp_path / "out", piece_bytes=200, on_progress=tell)
+    assert not any(thread.name == "strongroom-export" for thread in threading.enumerate())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_whose_parent_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder; make it first"):
         export(opened(saved({"model": torch.nn.Linear(1, 1)})), tmp_path / "no" / "out")
@@ -836,7 +872,9 @@ def test_a_signer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ("config.json", "MODEL.safetensors", "model.sig", ".gitignore", "a/b", ".."))
+@pytest.mark.parametrize(
+    "name", ("config.json", "MODEL.safetensors", "model.sig", ".gitignore", "a/b", "..", "", "a\\b", "a\n")
+)
 def test_a_file_put_beside_never_takes_another_ones_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(ConfigError, match="cannot be put beside"):
