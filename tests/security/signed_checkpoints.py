@@ -26,8 +26,8 @@ from strongroom_security.signers.file import FileSigner
 from strongroom_security.signing import LAUNCH_TYPE, resources_of
 
 __all__ = [
-    "AT_MS", "RUN", "Certifier", "Written", "bundle", "key_of", "launch", "line", "private", "signer",
-    "write",
+    "AT_MS", "RUN", "Certifier", "Written", "bundle", "key_of", "launch", "line", "name_of", "private",
+    "signer", "write",
 ]  # fmt: skip
 
 RUN = "run-a"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from signed_checkpoints import AT_MS, RUN, Certifier, Written, key_of, launch, line, signer, write
+from signed_checkpoints import AT_MS, RUN, Certifier, Written, key_of, launch, line, name_of, signer, write
 
 from strongroom import layout
 from strongroom.errors import IntegrityError, ObjectNotFoundError, UntrustedError
@@ -520,8 +521,6 @@ def test_a_launch_by_a_key_that_is_listed_and_not_required_is_refused() -> None:
 
 
 def test_any_change_to_a_launch_is_a_wrong_signature() -> None:
-    from dataclasses import replace
-
     good = launch(signer("trainer"), 2)
     assert good.signature is not None
     for changed in (
@@ -548,3 +547,70 @@ def test_reading_a_pinned_signature_that_is_gone_is_damage(store: Store) -> None
     with pytest.raises(IntegrityError, match="is absent, and COMMIT pins it") as caught:
         judged(written, by("trainer"))
     assert not isinstance(caught.value, ObjectNotFoundError)
+
+
+# ---------------------------------------------------------------------- what is true, and of something else
+
+
+def test_a_signed_manifest_under_another_checkpoints_name_is_refused(store: MemoryStore) -> None:
+    """An old checkpoint, whole and signed, in the place of a new one."""
+    written = write(store, signer("trainer"))
+    signature = store.read(layout.signature_key(written.commit.name), limit_bytes=9999)
+    for commit in (
+        replace(written.commit, name=name_of(7, 70)),
+        replace(written.commit, run="run-b"),
+    ):
+        elsewhere = MemoryStore()
+        elsewhere.put(layout.signature_key(commit.name), signature)
+        with pytest.raises(IntegrityError, match=r"says that it is of step 10 .* and COMMIT is of"):
+            by("trainer").judge(elsewhere, commit, written.data)
+
+
+def test_a_pinned_signature_over_other_files_refuses_whoever_else_has_signed(store: MemoryStore) -> None:
+    manifest = write(MemoryStore(), None).data
+    resources = {layout.MANIFEST: oms_digest(manifest), "state.json": oms_digest(b"{}")}
+    written = write(store, None, signature=bundle_over(resources, "trainer"))
+    written.add(written.sign(signer("validator")), key_of("validator").id)
+    with pytest.raises(UntrustedError, match=r"does not list 00000-00.safetensors, unlike the manifest"):
+        judged(written, by("trainer", "validator"))
+
+
+def test_a_manifest_that_was_exchanged_does_not_lead_the_line_elsewhere(store: MemoryStore) -> None:
+    written = line(store, signer("trainer"), POSITIONS)
+    forged = write(store, signer("trainer"), launch=1, step=5)
+    key = layout.data_key(written[1].commit.name, layout.MANIFEST)
+    store.delete(key)
+    store.put(key, replace(written[1].manifest, parent=forged.commit.ref).encode())
+    trust = ManifestTrust(RequireSigner([TRAINER]), trust_list=revoking("trainer", written[3].commit.ref))
+    with pytest.raises(UntrustedError, match="and its child pins"):
+        judged(forged, trust)
+
+
+def test_a_manifest_of_another_name_or_run_does_not_lead_the_line_elsewhere(store: MemoryStore) -> None:
+    written = line(store, signer("trainer"), POSITIONS)
+    other = name_of(9, 90)
+    store.put(layout.data_key(other, layout.MANIFEST), written[3].data)
+    named = CheckpointRef(launch=9, step=90, attempt=other.attempt, manifest=written[3].commit.manifest)
+    trust = ManifestTrust(RequireSigner([TRAINER]), trust_list=revoking("trainer", named))
+    with pytest.raises(UntrustedError, match=r"cannot be told: .* is of step 30"):
+        judged(written[1], trust)
+
+
+def test_a_parent_that_is_not_older_ends_the_line(store: MemoryStore) -> None:
+    later = write(store, signer("trainer"), launch=3, step=40)
+    named = write(store, signer("trainer"), launch=2, step=30, parent=later.commit.ref)
+    trust = ManifestTrust(RequireSigner([TRAINER]), trust_list=revoking("trainer", named.commit.ref))
+    judged(named, trust)
+    with pytest.raises(UntrustedError, match="nor an ancestor"):
+        judged(later, trust)
+    with pytest.raises(UntrustedError, match="names a parent that is not older than itself"):
+        judged(write(store, signer("trainer"), launch=1, step=1), trust)
+
+
+def test_what_is_above_a_named_checkpoint_is_refused_without_following_its_line() -> None:
+    counting = Counting()
+    written = line(counting, signer("trainer"), POSITIONS)
+    trust = ManifestTrust(RequireSigner([TRAINER]), trust_list=revoking("trainer", written[3].commit.ref))
+    with pytest.raises(UntrustedError):
+        judged(written[4], trust)
+    assert not [key for key in counting.asked if key.endswith(layout.MANIFEST)]
