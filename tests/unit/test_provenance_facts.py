@@ -252,6 +252,27 @@ def test_versions_and_a_digest_of_all_packages_are_told() -> None:
     assert found == collect_environment()
 
 
+def test_packages_are_found_however_they_were_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version, folder in (
+        ("accelerate", "1.2", "accelerate-1.2.dist-info"),
+        ("Trl", "0.3", "trl.egg-info"),
+        ("peft", "0.9", "peft-0.9-py3.11.egg-info"),
+    ):
+        (tmp_path / folder).mkdir()
+        for file in ("METADATA", "PKG-INFO"):
+            (tmp_path / folder / file).write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+    (tmp_path / "broken.dist-info").mkdir()
+    (tmp_path / "empty.egg-info").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path), str(tmp_path / "gone")])
+    found = collect_environment()
+    assert found["frameworks"] == {"accelerate": "1.2", "trl": "0.3", "peft": "0.9"}
+    assert found["package_count"] == 3
+
+
 def test_the_packages_digest_goes_by_sorted_lines() -> None:
     lines = b"a==1\nb==2.0\n"
     assert packages_digest([("b", "2.0"), ("a", "1")]) == f"sha256:{hashlib.sha256(lines).hexdigest()}"
