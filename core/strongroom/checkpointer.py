@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from strongroom import parallel
 from strongroom import restore as restoring
+from strongroom.alike import check_alike, given
 from strongroom.budget import check_budget
 from strongroom.catalog import Catalog, Checkpoint
 from strongroom.config import (
@@ -70,7 +71,7 @@ from strongroom.pace import Pace
 from strongroom.parts import fail_together, write_together
 from strongroom.provenance.comparing import Change, OnChange
 from strongroom.provenance.recording import Given, Recorder
-from strongroom.ranks import Ranks, Verdict, check_same_call, name_ranks
+from strongroom.ranks import Ranks, Verdict, check_same_call
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
@@ -243,6 +244,7 @@ class Checkpointer:
         self._ranks = Ranks.of_this_process(process_group)
         self._store = open_store(root)
         self._algorithm = choose_digest(digest, policy)
+        self._given = given(self._algorithm, policy)
         self._sealing = policy.sealing if policy is not None else None
         self._signing = policy.signing if policy is not None else None
         self._guard = policy.guard if policy is not None else NO_GUARD
@@ -481,9 +483,7 @@ class Checkpointer:
             "call": "save",
             "step": intent.step,
             "turn": turn,
-            "digest": self._algorithm,
-            "sealing": self._sealing.fingerprint if self._sealing is not None else "",
-            "signing": self._signing.fingerprint if self._signing is not None else "",
+            **self._given,
         }
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
@@ -503,18 +503,7 @@ class Checkpointer:
     def _decide(self, said: list[Message]) -> Verdict:
         """The coordinator's decision on a save."""
         check_same_call(_calls(said), "deciding")
-        for member, words in (
-            ("digest", _digest_words),
-            ("sealing", _sealing_words),
-            ("signing", _signing_words),
-        ):
-            found = [message.members[member] for message in said]
-            odd = [rank for rank, value in enumerate(found) if value != found[0]]
-            if odd:
-                raise ConfigError(
-                    f"rank 0 {words(found[0])} and {name_ranks(odd)} {words(found[odd[0]])}; give every "
-                    "rank the same digest= and the same policy"
-                )
+        check_alike(said)
         skips = [reason for message in said if (reason := message.members.get("skip"))]
         if skips:
             return Verdict(shared=Message(members={"do": "skip", "reason": skips[0]}))
@@ -878,18 +867,6 @@ class Checkpointer:
 def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None) -> Selection:
     patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
     return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
-
-
-def _digest_words(digest: str) -> str:
-    return f"computes {digest} digests"
-
-
-def _sealing_words(fingerprint: str) -> str:
-    return f"seals for the recipients {fingerprint}" if fingerprint else "does not seal"
-
-
-def _signing_words(fingerprint: str) -> str:
-    return f"signs with the key {fingerprint}" if fingerprint else "does not sign"
 
 
 def _calls(said: Sequence[Message]) -> list[str]:

@@ -1,0 +1,65 @@
+"""What the ranks of a job must have been given alike, and what only the coordinator needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strongroom.config import Policy
+from strongroom.digest import DigestAlgorithm
+from strongroom.errors import ConfigError
+from strongroom.messages import Message
+from strongroom.ranks import name_ranks
+
+__all__ = ["check_alike", "given"]
+
+_ADVICE = "give every rank the same digest= and the same policy"
+
+
+def given(algorithm: DigestAlgorithm, policy: Policy | None) -> dict[str, Any]:
+    """What this rank was given, for `check_alike`."""
+    sealing = policy.sealing if policy is not None else None
+    signing = policy.signing if policy is not None else None
+    return {
+        "digest": algorithm,
+        "sealing": sealing.fingerprint if sealing is not None else "",
+        "signing": signing.fingerprint if signing is not None else "",
+    }
+
+
+def check_alike(said: Sequence[Message]) -> None:
+    """On the coordinator: hold what the ranks were given against each other.
+
+    Raises:
+        ConfigError: some compute another digest, seal for somebody else, or would sign by another key than
+            rank 0, which alone signs. A rank that is given no key to sign by is fine.
+    """
+    for member, words in (
+        ("digest", _digest_words),
+        ("sealing", _sealing_words),
+        ("signing", _signing_words),
+    ):
+        found = [message.members[member] for message in said]
+        odd = [
+            rank for rank, value in enumerate(found) if value != found[0] and (value or member != "signing")
+        ]
+        if odd:
+            raise ConfigError(
+                f"rank 0 {words(found[0])} and {name_ranks(odd)} {words(found[odd[0]])}; {_ADVICE}"
+            )
+
+
+def _digest_words(digest: str) -> str:
+    return f"computes {digest} digests"
+
+
+def _sealing_words(fingerprint: str) -> str:
+    return f"seals for the recipients {fingerprint}" if fingerprint else "does not seal"
+
+
+def _signing_words(fingerprint: str) -> str:
+    return f"signs by the key {fingerprint}" if fingerprint else "does not sign"
+
+
+_WORDS = {"digest": _digest_words, "sealing": _sealing_words, "signing": _signing_words}
+"""How a sentence puts what a rank was given."""
