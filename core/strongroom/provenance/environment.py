@@ -73,7 +73,7 @@ def _installed() -> dict[str, str]:
 
 
 def _name_and_version(folder: Path, name: str) -> tuple[str, str]:
-    """By the folder's name where that says both: to read each package's file takes a hundred times as long."""
+    """By the folder's name where that says both: to read each package's file takes far longer."""
     stem, _, kind = name.rpartition(".")
     package, _, version = stem.partition("-")
     if kind == "dist-info":
