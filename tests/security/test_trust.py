@@ -614,3 +614,28 @@ def test_what_is_above_a_named_checkpoint_is_refused_without_following_its_line(
     with pytest.raises(UntrustedError):
         judged(written[4], trust)
     assert not [key for key in counting.asked if key.endswith(layout.MANIFEST)]
+
+
+def test_a_key_that_two_authorities_have_certified_counts_once(
+    certifier: Certifier, store: MemoryStore
+) -> None:
+    other = Certifier("other authority")
+    both = [Authority.read(each.pem, [NAME]) for each in (certifier, other)]
+    written = write(store, certifier.signer("certified"))
+    written.add(written.sign(other.signer("certified")), key_of("certified").id)
+    with pytest.raises(UntrustedError, match="and 1 found"):
+        judged(written, ManifestTrust(Threshold(2, both)))
+
+
+def test_a_listed_key_with_a_certificate_counts_for_its_authority(
+    certifier: Certifier, store: MemoryStore
+) -> None:
+    trust_list = listing(TrustedKey(key=key_of("certified"), name="certified"))
+    trust = ManifestTrust(RequireSigner([authority(certifier)]), trust_list=trust_list)
+    judged(write(store, certifier.signer("certified")), trust)
+
+
+def test_a_manifest_that_the_commit_does_not_pin_is_refused(store: MemoryStore) -> None:
+    written = write(store, signer("trainer"))
+    with pytest.raises(IntegrityError, match="and COMMIT pins"):
+        by("trainer").judge(store, written.commit, written.data + b" ")
