@@ -14,7 +14,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from strongroom.errors import ConfigError, FormatError
 
@@ -28,8 +28,6 @@ _HASHES: Final[dict[str, type[hashes.HashAlgorithm]]] = {
     "P-384": hashes.SHA384,
     "P-521": hashes.SHA512,
 }
-_LARGEST_SIGNATURE_BYTES: Final = 139
-"""Two numbers of 521 bits, in DER."""
 _EXPECTED: Final = "expected an elliptic-curve key on P-256, P-384 or P-521"
 
 
@@ -181,18 +179,12 @@ def check_signature_form(signature: bytes, what: str) -> None:
     Raises:
         FormatError: they cannot.
     """
-    if len(signature) > _LARGEST_SIGNATURE_BYTES:
-        raise FormatError(
-            f"{what} has {len(signature)} bytes; one on the largest curve has {_LARGEST_SIGNATURE_BYTES}"
-        )
     try:
-        r, s = decode_dss_signature(signature)
+        r, s = decode_dss_signature(signature)  # it reads DER in its one spelling alone
     except ValueError:
         raise FormatError(f"{what} is not an ECDSA signature in DER: {signature[:8].hex()}...") from None
     if not (0 < r < 2**521 and 0 < s < 2**521):
         raise FormatError(f"{what} holds a number that no signature holds")
-    if encode_dss_signature(r, s) != signature:
-        raise FormatError(f"{what} is an ECDSA signature in another spelling than that of DER")
 
 
 def _first_line(error: BaseException) -> str:
