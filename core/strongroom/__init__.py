@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         StrongroomError,
         UnsealedError,
         UnsupportedFormatError,
+        UntrustedError,
         WaitTimeoutError,
     )
     from strongroom.handle import SaveHandle
@@ -110,6 +111,7 @@ __all__ = [
     "Tolerate",
     "UnsealedError",
     "UnsupportedFormatError",
+    "UntrustedError",
     "WaitTimeoutError",
     "__version__",
     "register_codec",

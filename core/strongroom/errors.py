@@ -10,11 +10,12 @@
     ├── IntegrityError              bytes were read and are wrong, or a committed object is absent
     │   ├── FormatError             bytes that do not follow the format, or exceed its bounds
     │   ├── UnsealedError           not sealed, where the policy demands that checkpoints are
+    │   ├── UntrustedError          not signed by whom the policy trusts, where it demands that
     │   └── NoWholeCheckpointError  commits exist, none is whole; carries every reason
     ├── NoKeyError                  sealed, and no key here opens it, or who keeps the key refuses
     ├── KeyServiceError             who keeps a key (KMS, vault, HSM) timed out, throttles or is out of reach
     ├── ProvenanceMismatchError     the program has other data (or code) than the checkpoint was saved with
-    ├── RollbackError               a fall-back deeper than allowed
+    ├── RollbackError               a fall-back deeper than allowed, or below what was verified before
     ├── UnsupportedFormatError      whole, but written in a format that this release does not read
     ├── CheckpointNotFoundError     no committed checkpoint by that step
     ├── StoreError                  the store could not do what was asked
