@@ -31,7 +31,6 @@ from strongroom.messages import Message
 from strongroom.opened import decode_document, encode_document
 from strongroom.parallel import run_all
 from strongroom.plan import partial_index
-from strongroom.provenance.architecture import architecture_digest
 from strongroom.provenance.progress import progress_in
 from strongroom.ranks import Lane, Ranks, Verdict
 from strongroom.saving import Provenance, StagedSave
@@ -317,7 +316,7 @@ def _provenance_members(
         return {
             **provenance.facts,
             **progress_in(staged.document, list(map(list, staged.rank_document))),
-            "architecture": architecture_digest(staged.document, index),
+            "architecture": recorder.architecture.digest(staged.plan, staged.document, index),
             "meshes": [mesh.removeprefix("mesh ") for mesh in meshes],
         }
 

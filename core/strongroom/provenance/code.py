@@ -1,8 +1,9 @@
 """Which code runs: the commit, what differs from it, and the script that was started.
 
-It asks ``git`` as a program, which reads and takes no lock, reaches for no network and runs nothing that
-a repository's configuration names; all of it within bounds of time and size, and what does not fit
-into them is told as ``"unknown"``.
+It asks ``git`` as a program, which reads, takes no lock and reaches for no network. Of what a repository's
+configuration names it runs the filters alone that say whether a file has changed. All of it has bounds of
+time and size; what does not fit into them, and a repository that git refuses to look at because it is another
+user's, is told as ``"unknown"``.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ class Entry:
 
 
 def entry_of_this_process() -> Entry:
+    """The script that this process began with, as far as it is known."""
     found = getattr(sys.modules.get("__main__"), "__file__", None)
-    path = Path(found) if isinstance(found, str) else None
-    return Entry(path=path.absolute() if path is not None else None, folder=Path.cwd())
+    try:
+        folder = Path.cwd()
+    except OSError:
+        # The working directory was removed, or may not be looked up.
+        folder = Path(os.sep)
+    return Entry(path=folder / found if isinstance(found, str) else None, folder=folder)
 
 
 def collect_code(entry: Entry, environment: Mapping[str, str], *, within_s: float) -> dict[str, Any]:
@@ -75,6 +81,9 @@ def collect_code(entry: Entry, environment: Mapping[str, str], *, within_s: floa
             found |= _repository(git, Path(top))
             if entry.path is not None and entry.path.is_relative_to(top):
                 found["entry"]["name"] = str(entry.path.relative_to(top))
+            break
+        if any((above / ".git").exists() for above in (folder, *folder.parents)):
+            found |= dict.fromkeys(("commit", "is_dirty", "changes"), UNKNOWN)
             break
     return found
 

@@ -45,7 +45,12 @@ class Collection:
 
     def begin(self) -> None:
         """Gather on a thread for which nobody waits at the end of the program."""
-        threading.Thread(target=self.gather, name="strongroom-provenance", daemon=True).start()
+        try:
+            threading.Thread(target=self.gather, name="strongroom-provenance", daemon=True).start()
+        except RuntimeError as error:
+            # No thread is to be had, or the interpreter is ending: nobody is to wait for facts.
+            _LOG.info("provenance: nothing is gathered: %s", error)
+            self._is_done.set()
 
     def gather(self) -> None:
         """Gather on this thread."""

@@ -15,6 +15,7 @@ import torch
 
 from strongroom.canonical import Json
 from strongroom.errors import ConfigError, ProvenanceMismatchError
+from strongroom.provenance.architecture import Architecture
 from strongroom.provenance.collecting import COLLECT_S, collection_of_this_process
 from strongroom.provenance.comparing import Change, OnChange, compare
 from strongroom.provenance.scrubbing import Scrubber, secret_values
@@ -46,6 +47,9 @@ class Recorder:
         collects: whether anything is gathered.
         on_change: what a restore does about changes.
 
+    Attributes:
+        architecture: of the model that is saved.
+
     Raises:
         ConfigError: an argument is of another type.
     """
@@ -63,6 +67,7 @@ class Recorder:
         self._collection = collection_of_this_process() if collects else None
         self._on_change = on_change or OnChange()
         self._told: set[str] = set()
+        self.architecture: Final = Architecture()
 
     def given(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the user says of the run, and ``more``; of two dicts under one name the members of both.
