@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -84,7 +84,6 @@ class NewFile:
             self._calls.close(fd)
 
 
-@dataclass(slots=True)
 class NewFolder:
     """Holds what is written until `publish`; left without that, it is removed, and nothing was there.
 
@@ -93,10 +92,11 @@ class NewFolder:
         calls: the system's.
     """
 
-    path: Path
-    calls: OsCalls = field(default_factory=OsCalls)
-    _made: Path | None = None
-    _open: list[NewFile] = field(default_factory=list)
+    def __init__(self, path: Path, calls: OsCalls | None = None) -> None:
+        self.path = path
+        self._calls = OsCalls() if calls is None else calls
+        self._made: Path | None = None
+        self._open: list[NewFile] = []
 
     def __enter__(self) -> Self:
         """Make the folder beside its place.
@@ -106,9 +106,9 @@ class NewFolder:
             StoreError: it cannot be made.
         """
         check_absent(self.path)
-        made = self.path.parent / f".{self.path.name[:200]}.unfinished-{secrets.token_hex(8)}"
+        made = self.path.parent / f".{self.path.name[:50]}.unfinished-{secrets.token_hex(8)}"
         with explaining(str(made), "create"):
-            self.calls.mkdir(str(made))
+            self._calls.mkdir(str(made))
         self._made = made
         return self
 
@@ -116,7 +116,7 @@ class NewFolder:
         """Begin a file."""
         if self._made is None:
             raise ConfigError(f"{self.path} is not being written")
-        file = NewFile(self._made / name, self.calls)
+        file = NewFile(self._made / name, self._calls)
         self._open.append(file)
         return file
 
@@ -150,7 +150,7 @@ class NewFolder:
         self._fsync(made)
         with explaining(str(self.path), "create"), self._folder(self.path.parent) as parent_fd:
             try:
-                self.calls.rename_no_replace(made.name, self.path.name, dir_fd=parent_fd)
+                self._calls.rename_no_replace(made.name, self.path.name, dir_fd=parent_fd)
             except FileExistsError:
                 check_absent(self.path)
                 raise
@@ -161,7 +161,7 @@ class NewFolder:
                 check_absent(self.path)
                 os.rename(made, self.path)
             self._made = None
-            self.calls.fsync(parent_fd)
+            self._calls.fsync(parent_fd)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -175,15 +175,15 @@ class NewFolder:
 
     def _fsync(self, path: Path) -> None:
         with explaining(str(path), "write"), self._folder(path) as fd:
-            self.calls.fsync(fd)
+            self._calls.fsync(fd)
 
     @contextlib.contextmanager
     def _folder(self, path: Path) -> Iterator[int]:
-        fd = self.calls.open(str(path), os.O_RDONLY | os.O_DIRECTORY)
+        fd = self._calls.open(str(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield fd
         finally:
-            self.calls.close(fd)
+            self._calls.close(fd)
 
 
 def check_absent(path: Path) -> None:

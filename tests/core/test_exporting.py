@@ -719,32 +719,29 @@ def test_what_appears_at_the_place_meanwhile_is_never_replaced(tmp_path: Path) -
 def test_an_interrupt_leaves_nothing_and_no_thread(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint = opened(saved({"model": Tied()}))
+    result, write = Future.result, NewFile.write
     interrupted: list[int] = []
-    if when == "while it is written":
-        # As it comes most likely: where the main thread waits for the other one.
-        result = Future.result
 
-        def wait(future: Future[Any], timeout: float | None = None) -> Any:
-            if not interrupted and not future.done():
-                interrupted.append(1)
-                raise KeyboardInterrupt
-            return result(future, timeout)
+    def slow(file: NewFile, data: memoryview) -> None:
+        time.sleep(0.2)
+        write(file, data)
 
-        slow = NewFile.write
-
-        def write(file: NewFile, data: memoryview) -> None:
-            time.sleep(0.2)
-            slow(file, data)
-
-        monkeypatch.setattr(Future, "result", wait)
-        monkeypatch.setattr(NewFile, "write", write)
+    def wait(future: Future[Any], timeout: float | None = None) -> Any:
+        if when == "while it is written" and not interrupted and not future.done():
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        return result(future, timeout)
 
     def tell(_done: int, _total: int) -> None:
         if when == "while it is read":
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(NewFile, "write", slow)
+    # As it comes most likely: where the main thread waits for the other one.
+    monkeypatch.setattr(Future, "result", wait)
     with pytest.raises(KeyboardInterrupt):
-        export(opened(saved({"model": Tied()})), tmp_path / "out", piece_bytes=200, on_progress=tell)
+        export(checkpoint, tmp_path / "out", piece_bytes=200, on_progress=tell)
     assert not any(thread.name == "strongroom-export" for thread in threading.enumerate())
     assert list(tmp_path.iterdir()) == []
 
