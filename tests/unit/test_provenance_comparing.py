@@ -37,7 +37,7 @@ def told(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, str |
     (
         pytest.param(
             side({"data": {"version": "v1", "cursor": 7}}),
-            side({"data": {"version": "v2"}}),
+            side({"data": {"version": "v2", "cursor": 9}}),
             [("data", "version", '"v1"', '"v2"')],
             id="the data's version, and not its cursor",
         ),
