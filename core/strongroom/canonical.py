@@ -23,6 +23,7 @@ __all__ = [
     "SELF_DIGEST",
     "Bounds",
     "Json",
+    "check_bounds",
     "check_self_digest",
     "decode",
     "encode",
@@ -74,7 +75,7 @@ def encode(value: Json, *, what: str = "the document", bounds: Bounds | None = N
         raise FormatError("a value nests too deep for JSON, or contains itself") from None
     data = text.encode("utf-8")
     if bounds is not None:
-        _check_bounds(data, what, bounds)
+        check_bounds(data, what, bounds)
     return data
 
 
@@ -90,7 +91,7 @@ def decode(data: bytes, what: str, bounds: Bounds) -> Json:
         FormatError: too long, too deep, too many items, not JSON, a duplicate key, a number
             out of range, or not the canonical spelling of its value.
     """
-    _check_bounds(data, what, bounds)
+    check_bounds(data, what, bounds)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -160,8 +161,12 @@ def _bounded_int(text: str) -> int:
     return int(text)
 
 
-def _check_bounds(data: bytes, what: str, bounds: Bounds) -> None:
-    """Check length, items and depth before anything is built from the document."""
+def check_bounds(data: bytes, what: str, bounds: Bounds) -> None:
+    """Check length, items and depth of any JSON text before anything is built from it.
+
+    Raises:
+        FormatError: it exceeds one of them.
+    """
     if len(data) > bounds.length_bytes:
         raise FormatError(f"{what} has {len(data)} bytes; at most {bounds.length_bytes} are read")
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -108,6 +108,8 @@ class SecurityPolicy:
             else:
                 put(self, "verify", self.verify.with_key(self.sign.signer.public_key))
                 self.verify.check_accepts(self.sign.signer)
+        if self.verify is not None:
+            self.verify.check_says_something()
         trust = self.verify.trust() if self.verify is not None else None
         floor = self.verify.floor if self.verify is not None else None
         put(self, "guard", Guard(sealing=self.sealing, trust=trust, floor=floor))

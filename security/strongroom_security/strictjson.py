@@ -13,18 +13,15 @@ import binascii
 import json
 import re
 from collections.abc import Collection
-from itertools import accumulate
 from typing import Final, NoReturn
 
-from strongroom.canonical import MAX_INTEGER, Bounds, Json
+from strongroom.canonical import MAX_INTEGER, Bounds, Json, check_bounds
 from strongroom.errors import FormatError
 
 __all__ = ["base64_of", "list_of", "load", "members_of", "text_of"]
 
 _BOM: Final = b"\xef\xbb\xbf"
 _HALF_OF_A_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_BRACKET_STEP: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1, -1
 _SHOWN_CHARS: Final = 60
 
 
@@ -40,7 +37,7 @@ def load(data: bytes, what: str, bounds: Bounds) -> Json:
         FormatError: too long, too deep, too many items, not JSON, not UTF-8 or with a byte-order mark,
             a member named twice, or a number that is no integer below 2^53.
     """
-    _check_bounds(data, what, bounds)
+    check_bounds(data, what, bounds)
     if data.startswith(_BOM):
         raise FormatError(f"{what} starts with a byte-order mark; expected plain UTF-8")
     try:
@@ -148,23 +145,6 @@ def _bounded_int(text: str) -> int:
     if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
         raise _RefusedError(f"the integer {text[:20]} is not below 2^53")
     return int(text)
-
-
-def _check_bounds(data: bytes, what: str, bounds: Bounds) -> None:
-    if len(data) > bounds.length_bytes:
-        raise FormatError(f"{what} has {len(data)} bytes; at most {bounds.length_bytes} are read")
-    # Without escapes every quote opens or closes a string, so what lies outside of strings is every
-    # other piece. In what is not JSON a backslash may stand elsewhere: the parser ends at it.
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if unescaped.count(b'"') > 4 * bounds.items + 4:  # an item has two strings at most
-        raise FormatError(f"{what} holds more than {bounds.items} items")
-    outside = b"".join(unescaped.split(b'"')[::2])
-    if outside.count(b",") + outside.count(b"[") + outside.count(b"{") > bounds.items:
-        raise FormatError(f"{what} holds more than {bounds.items} items")
-    steps = memoryview(outside.translate(_BRACKET_STEP, _NOT_BRACKETS)).cast("b")
-    deepest = max(accumulate(steps), default=0)
-    if deepest > bounds.depth:
-        raise FormatError(f"{what} nests {deepest} deep; at most {bounds.depth} are read")
 
 
 def _kind(value: Json) -> str:

@@ -125,6 +125,14 @@ class Verify:
             object.__setattr__(made, name, value)
         return made
 
+    def check_says_something(self) -> None:
+        """Raise ConfigError where signatures are demanded, and nobody is named whose count."""
+        if self.requirement is not None or (not self.must and self.floor is not None):
+            return
+        raise WrongMemberError(
+            _SECTION, "keys", 'nobody is named whose signatures count; name them: keys = ["file:signer.pub"]'
+        )
+
     def check_accepts(self, signer: Signer) -> None:
         """Raise ConfigError where what this policy signs is not what it verifies."""
         from strongroom_security.certificates import Authority

@@ -278,15 +278,15 @@ def test_verify_as_json_has_the_documented_members(strongroom: Strongroom, root:
     assert done.status == 1
     document = done.json
     assert set(document) == {
-        "checkpoints", "files", "problems", "rollback_protection", "root", "run", "size_bytes", "verdict",
+        "chain", "checkpoints", "files", "problems", "rollback_protection", "root", "run", "size_bytes", "verdict",
     }  # fmt: skip
     assert document["verdict"] == "damaged"
     assert document["rollback_protection"] == "none"
     assert document["problems"] == []
     (checkpoint,) = document["checkpoints"]
     assert set(checkpoint) == {
-        "attempt", "files", "folder", "is_closed", "launch", "manifest_digest", "problems", "size_bytes",
-        "step", "verdict",
+        "attempt", "files", "folder", "is_closed", "launch", "manifest_digest", "problems", "signers",
+        "size_bytes", "step", "verdict",
     }  # fmt: skip
     (problem,) = checkpoint["problems"]
     assert set(problem) == {"file", "kind", "message"}
