@@ -17,8 +17,8 @@ from rich.console import Console
 
 from strongroom.config import load_policy
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError
-from strongroom.export_folder import check_absent
-from strongroom.export_plan import parse_size
+from strongroom.exporting.newfolder import check_absent
+from strongroom.exporting.shardfiles import parse_size
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
@@ -30,7 +30,7 @@ from strongroom_cli.standing import Standing, read_history, standings
 from strongroom_security import SecurityPolicy
 
 if TYPE_CHECKING:
-    from strongroom.exporting import Exported
+    from strongroom.exporting.export import Exported
     from strongroom_security.sign import Sign
 
 __all__ = ["run"]
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     _check_outside(store, folder)
     standing, opened = _open(store, options.step, guard)
 
-    from strongroom.exporting import export
+    from strongroom.exporting.export import export
 
     with Bar("exporting") as bar:
         exported = export(
@@ -164,7 +164,7 @@ def _bundle(resources: Mapping[str, bytes], sign: Sign) -> bytes:
 
     What is read back could already be something else.
     """
-    from strongroom.exporting import SIGNATURE_NAME
+    from strongroom.exporting.export import SIGNATURE_NAME
     from strongroom_security import oms
 
     payload = oms.statement(resources, subject=_SUBJECT, ignored=(*oms.GIT_PATHS, SIGNATURE_NAME))
@@ -199,7 +199,7 @@ def _to_json(
 def _signature_json(sign: Sign | None) -> dict[str, Any] | None:
     if sign is None:
         return None
-    from strongroom.exporting import SIGNATURE_NAME
+    from strongroom.exporting.export import SIGNATURE_NAME
 
     signer = sign.signer
     return {"file": SIGNATURE_NAME, "key_id": signer.public_key.id, "kind": signer.kind, "key": signer.uri}
@@ -239,7 +239,7 @@ def _print(
 
 
 def _print_signature(console: Console, folder: Path, sign: Sign) -> None:
-    from strongroom.exporting import SIGNATURE_NAME
+    from strongroom.exporting.export import SIGNATURE_NAME
 
     signer = sign.signer
     where = shlex.quote(str(folder))

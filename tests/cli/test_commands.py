@@ -278,7 +278,8 @@ def test_verify_as_json_has_the_documented_members(strongroom: Strongroom, root:
     assert done.status == 1
     document = done.json
     assert set(document) == {
-        "chain", "checkpoints", "files", "problems", "rollback_protection", "root", "run", "size_bytes", "verdict",
+        "chain", "checkpoints", "files", "problems", "rollback_protection", "root", "run", "size_bytes",
+        "verdict",
     }  # fmt: skip
     assert document["verdict"] == "damaged"
     assert document["rollback_protection"] == "none"

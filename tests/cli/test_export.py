@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from strongroom import Checkpointer, IntegrityError
 from strongroom.catalog import Catalog
 from strongroom.digest import sha256_of
-from strongroom.exporting import export
+from strongroom.exporting.export import export
 from strongroom.opened import open_checkpoint
 from strongroom.stores.local import LocalStore
 from strongroom_security import SecurityPolicy

@@ -30,11 +30,11 @@ from strongroom.columns import Chunk, TensorRecord
 from strongroom.digest import DigestAlgorithm, sha256_of
 from strongroom.dtypes import DTYPE_BYTES, bytes_of, dtype_name, torch_dtype
 from strongroom.errors import StoreFullError
-from strongroom.export_folder import NewFile, NewFolder
-from strongroom.export_plan import parse_size, plan_files
-from strongroom.export_reading import pieces_of
-from strongroom.export_selection import choose
-from strongroom.exporting import Exported, export
+from strongroom.exporting.choice import choose
+from strongroom.exporting.export import Exported, export
+from strongroom.exporting.newfolder import NewFile, NewFolder
+from strongroom.exporting.reading import pieces_of
+from strongroom.exporting.shardfiles import parse_size, plan_files
 from strongroom.index import Index, ShardFile, encode_index
 from strongroom.layout import CheckpointName
 from strongroom.opened import OpenedCheckpoint, encode_document, open_checkpoint

@@ -29,8 +29,8 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom_security import filefloor
 from strongroom_security.floors import FileFloor, FolderFloor, open_floor
+from strongroom_security.floors import file as filefloor
 
 ROOT = "file:///runs/a"
 

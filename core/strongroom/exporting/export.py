@@ -27,10 +27,16 @@ from strongroom._version import __version__
 from strongroom.decoding import Decoder
 from strongroom.dtypes import bytes_of
 from strongroom.errors import ConfigError, FormatError, StateMismatchError
-from strongroom.export_folder import NewFile, NewFolder, WrittenFile
-from strongroom.export_plan import DEFAULT_SHARD_BYTES, INDEX_NAME, PlannedFile, index_document, plan_files
-from strongroom.export_reading import PIECE_BYTES, PieceReader, needs_first_pass, pieces_of, shards_of
-from strongroom.export_selection import Chosen, choose
+from strongroom.exporting.choice import Chosen, choose
+from strongroom.exporting.newfolder import NewFile, NewFolder, WrittenFile
+from strongroom.exporting.reading import PIECE_BYTES, PieceReader, needs_first_pass, pieces_of, shards_of
+from strongroom.exporting.shardfiles import (
+    DEFAULT_SHARD_BYTES,
+    INDEX_NAME,
+    PlannedFile,
+    index_document,
+    plan_files,
+)
 from strongroom.forms import mapping_pairs
 from strongroom.opened import OpenedCheckpoint
 from strongroom.parallel import start

@@ -1,4 +1,4 @@
-"""A floor in a store of its own, for several machines. What it refuses, `floorrules` says."""
+"""A floor in a store of its own, for several machines. What it refuses, `floors.rules` says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strongroom.errors import (
 from strongroom.manifest import CheckpointRef, Commit, check_run_id
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
-from strongroom_security.floorrules import (
+from strongroom_security.floors.rules import (
     FORMAT,
     FirstUses,
     check_header,

@@ -1,4 +1,4 @@
-"""A floor in one local file, for all runs of a machine. What it refuses, `floorrules` says."""
+"""A floor in one local file, for all runs of a machine. What it refuses, `floors.rules` says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strongroom.digest import Digest
 from strongroom.errors import ConfigError, FormatError, StoreUnavailableError
 from strongroom.manifest import CheckpointRef, Commit, check_run_id
 from strongroom.stores.errnos import explaining
-from strongroom_security.floorrules import (
+from strongroom_security.floors.rules import (
     FORMAT,
     FirstUses,
     check_header,

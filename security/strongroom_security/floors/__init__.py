@@ -17,8 +17,8 @@ from typing import Final
 
 from strongroom.errors import ConfigError
 from strongroom.stores.open import open_store
-from strongroom_security.filefloor import FileFloor
-from strongroom_security.folderfloor import FolderFloor
+from strongroom_security.floors.file import FileFloor
+from strongroom_security.floors.folder import FolderFloor
 
 __all__ = ["FileFloor", "FolderFloor", "open_floor"]
 
