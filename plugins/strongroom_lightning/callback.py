@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from strongroom import Checkpointer, KeepLast, tree
+from strongroom import Checkpointer, KeepLast, OnChange, tree
 from strongroom.errors import (
     CheckpointNotFoundError,
     ConfigError,
@@ -66,6 +66,11 @@ class StrongroomCheckpoint(Checkpoint):
         digest: ``"blake3"`` or ``"sha256"``; None takes the policy's, or BLAKE3.
         timeout_s: seconds within which a save must have committed.
         max_fallback: how many damaged checkpoints a resume may skip before it is an error.
+        provenance: where the run comes from, such as ``{"data": {"version": "2026-11"}}``, or a function
+            that returns it. The hyper-parameters of the module and the datamodule are added by themselves.
+        on_change: what a resume does where the program has other data, code or hyper-parameters than the
+            checkpoint was saved with: ``OnChange(data="refuse", code="warn", ...)``.
+        retention_class: a name that goes into each manifest, for rules of retention to go by.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
@@ -86,6 +91,9 @@ class StrongroomCheckpoint(Checkpoint):
         digest: Literal["blake3", "sha256"] | None = None,
         timeout_s: float = 1800.0,
         max_fallback: int = 3,
+        provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        on_change: OnChange | None = None,
+        retention_class: str | None = None,
     ) -> None:
         super().__init__()
         if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
@@ -101,7 +109,12 @@ class StrongroomCheckpoint(Checkpoint):
             "digest": digest,
             "timeout_s": timeout_s,
             "max_fallback": max_fallback,
+            "on_change": on_change,
+            "retention_class": retention_class,
+            "provenance": self._provenance,
         }
+        self._given = provenance
+        self._hyper_parameters: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
         self._checkpointer: Checkpointer | None = None
@@ -167,6 +180,7 @@ class StrongroomCheckpoint(Checkpoint):
             unless_tuning(trainer, lambda original: self._epoch_end(trainer, original)),
         )
         self._data = TrainingData(fit_loop)
+        self._hyper_parameters = contents.hyper_parameters(trainer)
         self._checkpointer = self._open(self.dirpath)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -215,6 +229,12 @@ class StrongroomCheckpoint(Checkpoint):
 
     def _open(self, root: str) -> Checkpointer:
         return Checkpointer(root, **self._options)
+
+    def _provenance(self) -> dict[str, Any]:
+        """What is said of the run, and what Lightning knows of it."""
+        given = self._given() if callable(self._given) else self._given or {}
+        known = {"hyper_parameters": self._hyper_parameters} if self._hyper_parameters else {}
+        return {**known, **given}
 
     def _resume_start(
         self, trainer: Trainer, original: Callable[..., None], is_fit: bool

@@ -53,6 +53,15 @@ def known_at_start(trainer: Trainer) -> dict[str, Any]:
     return {"lightning": known}
 
 
+def hyper_parameters(trainer: Trainer) -> dict[str, Any]:
+    """Those that the module and the datamodule have saved (``save_hyperparameters()``), together."""
+    found: dict[str, Any] = {}
+    for owner in (trainer.datamodule, trainer.lightning_module):  # type: ignore[attr-defined]
+        if owner is not None:
+            found.update(owner.hparams)
+    return found
+
+
 def restored_parts(
     state: Mapping[str, Any], step: int, root: str
 ) -> tuple[dict[str, Any], DataPosition, RngState]:
