@@ -115,6 +115,7 @@ def _to_json(uri: str, standing: Standing, contents: _Contents) -> dict[str, Any
             for rank, values in contents.rank_states.items()
         },
         "root": uri,
+        "signers": list(contents.opened.signers),
         "state": contents.state,
         "tags": provenance["tags"],
         "tensors": [_tensor_json(record) for record in contents.index.tensors.values()],
@@ -140,6 +141,15 @@ def _tensor_json(record: TensorRecord) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------ for people
+
+
+def _signed_by(opened: OpenedCheckpoint) -> str:
+    """Whose signatures were verified; where nobody asked, whether there is one at all."""
+    if opened.signers:
+        return ", ".join(opened.signers)
+    if opened.commit.signature is None:
+        return "nobody"
+    return "not judged: no policy here says whose signatures count"
 
 
 def _print(
@@ -170,6 +180,7 @@ def _print(
         ("written by", words.count(manifest.world_size, "rank")),
         ("digest", manifest.algorithm),
         ("manifest", str(opened.commit.manifest)),
+        ("signed by", _signed_by(opened)),
         ("parent", parent),
         (
             "producer",

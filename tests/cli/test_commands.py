@@ -187,7 +187,7 @@ def test_show_as_json_has_the_documented_members_and_nothing_is_cut(
     document = strongroom("show", root, 300, "--json").json
     assert set(document) == {
         "aliases", "checkpoint", "collected", "manifest", "metrics", "producer", "provenance", "rank_states",
-        "root", "state", "tags", "tensors",
+        "root", "signers", "state", "tags", "tensors",
     }  # fmt: skip
     assert document["aliases"] == {"tied": "model.0.weight"}
     assert document["provenance"] == {"git": "abc123", "nested": {"a": {"b": None}}}
