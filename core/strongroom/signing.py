@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from strongroom.manifest import Commit, FileRecord, Launch, LaunchSignature, Manifest
+    from strongroom.manifest import CheckpointRef, Commit, FileRecord, Launch, LaunchSignature, Manifest
     from strongroom.sealing import Sealing
     from strongroom.stores.base import Store
 
@@ -69,6 +69,10 @@ class Trusted:
 class Trust(Protocol):
     """What a policy's ``[verify]`` comes to."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells whose signatures count, in a few digits: the same on every rank of a job."""
+
     def judge(self, store: Store, commit: Commit, manifest: bytes) -> Trusted:
         """Verify a checkpoint's signatures, before its manifest is parsed.
 
@@ -111,18 +115,26 @@ class Floor(Protocol):
             ConfigError, StoreError: what is remembered cannot be read. Nothing is restored then.
         """
 
+    def run_of(self, root: str) -> str | None:
+        """Whose run a root was when it was seen last; None: it never was.
+
+        Raises:
+            ConfigError, StoreError: what is remembered cannot be read.
+        """
+
+    def highest(self, run: str) -> CheckpointRef | None:
+        """The highest checkpoint that is remembered of a run; None: none is.
+
+        Raises:
+            ConfigError, StoreError: what is remembered cannot be read.
+        """
+
     def lift(self, root: str, commit: Commit) -> None:
         """Remember a checkpoint that was verified whole, or committed here; never goes down.
 
         Raises:
+            RollbackError: the root is remembered as another run's.
             ConfigError, StoreError: it cannot be remembered.
-        """
-
-    def forget(self, run: str) -> None:
-        """Remember nothing of a run any more: its owner goes back on purpose, and goes on from there.
-
-        Raises:
-            ConfigError, StoreError: it cannot be forgotten.
         """
 
 
