@@ -20,6 +20,7 @@ from strongroom.digest import Digest, sha256_of
 from strongroom.errors import (
     AccessDeniedError,
     ConfigError,
+    ObjectNotFoundError,
     RollbackError,
     StoreError,
     StoreFullError,
@@ -31,6 +32,7 @@ from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom_security.floors import FileFloor, FolderFloor, open_floor
 from strongroom_security.floors import file as filefloor
+from strongroom_security.floors.rules import Remembered
 
 ROOT = "file:///runs/a"
 
@@ -144,14 +146,57 @@ def test_a_root_of_another_run_is_refused_by_name(opening: Callable[[], AnyFloor
     assert "it was run run-a's" in str(caught.value)
 
 
-def test_a_root_that_was_given_to_another_run_on_purpose_is_that_runs(
-    opening: Callable[[], AnyFloor],
-) -> None:
+def test_a_root_is_not_given_to_another_run_unsaid(opening: Callable[[], AnyFloor]) -> None:
     opening().lift(ROOT, commit(3, 1200))
+    with pytest.raises(RollbackError, match=r"strongroom floor forget run-a"):
+        opening().lift(ROOT, commit(9, 9000, run="run-b"))
+    assert opening().run_of(ROOT) == "run-a"
+    assert opening().highest("run-b") is None
+    opening().check(ROOT, commit(3, 1200))
+
+
+def test_a_root_is_another_runs_once_the_old_one_is_forgotten(opening: Callable[[], AnyFloor]) -> None:
+    opening().lift(ROOT, commit(3, 1200))
+    opening().forget("run-a")
     opening().lift(ROOT, commit(1, 10, run="run-b"))
     opening().check(ROOT, commit(1, 10, run="run-b"))
     with pytest.raises(RollbackError, match="holds run run-a"):
         opening().check(ROOT, commit(4, 1300))
+
+
+def test_a_floor_says_whose_a_root_was_and_how_far_a_run_had_come(opening: Callable[[], AnyFloor]) -> None:
+    assert opening().run_of(ROOT) is None
+    assert opening().highest("run-a") is None
+    opening().lift(ROOT, commit(3, 1200))
+    opening().lift(ROOT, commit(3, 1100))
+    assert opening().run_of(ROOT) == "run-a"
+    assert opening().run_of("file:///runs/b") is None
+    assert opening().highest("run-a") == commit(3, 1200).ref
+
+
+def test_a_floor_tells_all_that_it_remembers(opening: Callable[[], AnyFloor]) -> None:
+    assert opening().remembered() == Remembered()
+    opening().lift(ROOT, commit(3, 1200))
+    opening().lift("file:///copy", commit(3, 1300))
+    opening().lift("file:///runs/b", commit(1, 1, run="run-b"))
+    opening().lift_trust("roots", 7, digest("seven"))
+    assert opening().remembered() == Remembered(
+        roots={ROOT: "run-a", "file:///copy": "run-a", "file:///runs/b": "run-b"},
+        runs={"run-a": (commit(3, 1300).ref,), "run-b": (commit(1, 1, run="run-b").ref,)},
+        trust={"roots": (7, digest("seven"))},
+    )
+
+
+def test_what_is_forgotten_is_told_and_is_nothing_the_second_time(opening: Callable[[], AnyFloor]) -> None:
+    opening().lift(ROOT, commit(3, 1200))
+    opening().lift("file:///copy", commit(3, 1100))
+    opening().lift("file:///runs/b", commit(1, 1, run="run-b"))
+    assert opening().forget("run-a") == Remembered(
+        roots={ROOT: "run-a", "file:///copy": "run-a"}, runs={"run-a": (commit(3, 1200).ref,)}
+    )
+    assert opening().forget("run-a") == Remembered()
+    assert opening().remembered().roots == {"file:///runs/b": "run-b"}
+    assert opening().remembered().runs == {"run-b": (commit(1, 1, run="run-b").ref,)}
 
 
 def test_a_run_that_is_forgotten_begins_anew(opening: Callable[[], AnyFloor]) -> None:
@@ -416,6 +461,17 @@ def test_what_does_not_change_the_floor_does_not_write_it(path: Path) -> None:
     assert path.stat().st_mtime_ns != before
 
 
+def test_what_does_not_change_the_floor_takes_no_lock(path: Path) -> None:
+    """So a machine that may only read a floor restores what the floor knows."""
+    (path.parent / "floor.json.lock").unlink()
+    FileFloor(path).lift(ROOT, commit(3, 1200))
+    FileFloor(path).lift(ROOT, commit(3, 1100))
+    FileFloor(path).lift_trust("roots", 7, digest("seven"))
+    with pytest.raises(RollbackError):
+        FileFloor(path).lift(ROOT, commit(3, 1200, run="run-b"))
+    assert [each.name for each in path.parent.iterdir()] == ["floor.json"]
+
+
 def test_a_lock_that_is_never_given_back_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +511,63 @@ def test_several_processes_at_once_lose_nothing(kind: str, tmp_path: Path) -> No
     for run in ("run-0", "run-1", "run-2", "shared"):
         with pytest.raises(RollbackError, match="step 19 "):
             floor.check(f"file:///runs/{run}", commit(1, 18, run=run))
+
+
+CHECKING = """
+import sys
+from pathlib import Path
+from strongroom.digest import sha256_of
+from strongroom.layout import CheckpointName
+from strongroom.manifest import Commit
+from strongroom_security.floors import open_floor
+
+floor = open_floor(sys.argv[1], base=Path.cwd())
+for step in range(60):
+    name = CheckpointName(launch=1, step=step, attempt="0" * 16)
+    digest = sha256_of(b"%d" % step)
+    commit = Commit(run="shared", name=name, manifest=digest, size_bytes=1, committed_at_ms=1)
+    floor.lift("file:///runs/shared", commit)
+    floor.check("file:///runs/shared", Commit(
+        run="shared", name=CheckpointName(launch=2, step=0, attempt="0" * 16), manifest=sha256_of(b""),
+        size_bytes=1, committed_at_ms=1,
+    ))
+    floor.remembered()
+    floor.lift_trust("roots", 1000, sha256_of(b"list"))
+"""
+
+
+@pytest.mark.parametrize("kind", ("file", "dir"))
+def test_processes_that_lift_and_check_at_once_are_not_in_each_others_way(kind: str, tmp_path: Path) -> None:
+    """What one has listed, another may have removed before it is read."""
+    if kind == "dir":
+        (tmp_path / "floor").mkdir()
+    text = f"{kind}:{tmp_path / 'floor'}"
+    children = [
+        subprocess.Popen([sys.executable, "-c", CHECKING, text], stderr=subprocess.PIPE) for _ in range(6)
+    ]
+    assert [child.communicate(timeout=120)[1] for child in children] == [b""] * 6
+    highest = open_floor(text, base=tmp_path).highest("shared")
+    assert highest is not None
+    assert highest.step == 59
+
+
+def test_an_entry_that_goes_while_it_is_read_is_looked_for_anew_and_not_for_ever() -> None:
+    class Moving(MemoryStore):
+        gone = 0
+
+        def read(self, key: str, *, limit_bytes: int) -> bytes:
+            if self.gone > 0:
+                self.gone -= 1
+                raise ObjectNotFoundError(f"{key} is absent")
+            return super().read(key, limit_bytes=limit_bytes)
+
+    store = Moving()
+    FolderFloor(store).lift(ROOT, commit(1, 5))
+    store.gone = 5
+    assert FolderFloor(store).highest("run-a") == commit(1, 5).ref
+    store.gone = 1_000_000
+    with pytest.raises(StoreUnavailableError, match="changes again and again"):
+        FolderFloor(store).check(ROOT, commit(1, 5))
 
 
 def test_threads_of_one_process_lose_nothing(path: Path) -> None:

@@ -22,9 +22,11 @@ from strongroom.stores.errnos import explaining
 from strongroom_security.floors.rules import (
     FORMAT,
     FirstUses,
+    Remembered,
     check_header,
     check_position,
     check_root,
+    check_root_to_lift,
     check_version,
     is_inside,
     local_path,
@@ -119,17 +121,25 @@ class FileFloor:
             self._first_uses.tell(self.uri, commit.run)
         check_position(self.uri, memory.runs.get(commit.run), commit)
 
+    def run_of(self, root: str) -> str | None:
+        return self._read().roots.get(root)
+
+    def highest(self, run: str) -> CheckpointRef | None:
+        return self._read().runs.get(run)
+
     def lift(self, root: str, commit: Commit) -> None:
         self.check_apart(root)
-        with self._locked():
-            memory = self._read()
-            lifted = replace(
-                memory,
-                roots={**memory.roots, root: commit.run},
-                runs={**memory.runs, commit.run: self._higher(memory.runs.get(commit.run), commit)},
-            )
-            if lifted != memory:
-                self._write(lifted)
+        memory = self._read()
+        # Whoever may only read the floor can restore what it remembers.
+        if self._lifted(memory, root, commit) != memory:
+            with self._locked():
+                memory = self._read()
+                lifted = self._lifted(memory, root, commit)
+                if lifted != memory:
+                    self._write(lifted)
+        highest = memory.runs.get(commit.run)
+        if highest is not None and highest != commit.ref and _position(highest) == _position(commit.ref):
+            tell_equivocation(self.uri, highest, commit)
 
     def check_trust(self, key: str, version: int, digest: Digest) -> None:
         """Hold a list of trusted keys, of which the signatures were verified, against what is remembered.
@@ -151,35 +161,55 @@ class FileFloor:
             RollbackError: as `check_trust`.
             ConfigError, StoreError: it cannot be remembered.
         """
+        if self._remembers_list(self._read(), key, version, digest):
+            return
         with self._locked():
             memory = self._read()
-            check_version(self.uri, memory.trust.get(key), version, digest)
-            if key not in memory.trust or memory.trust[key][0] < version:
+            if not self._remembers_list(memory, key, version, digest):
                 self._write(replace(memory, trust={**memory.trust, key: (version, digest)}))
 
-    def forget(self, run: str) -> None:
-        """Remember nothing of a run any more: it has gone back on purpose, and goes on from there.
+    def remembered(self) -> Remembered:
+        """All that is remembered.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        memory = self._read()
+        runs = {run: (ref,) for run, ref in memory.runs.items()}
+        return Remembered(roots=memory.roots, runs=runs, trust=memory.trust)
+
+    def forget(self, run: str) -> Remembered:
+        """Remember nothing of a run any more, nor that roots were its; what was forgotten.
 
         Raises:
             ConfigError, StoreError: it cannot be forgotten.
         """
         with self._locked():
             memory = self._read()
-            self._write(
-                replace(
-                    memory,
-                    roots={root: its_run for root, its_run in memory.roots.items() if its_run != run},
-                    runs={each: ref for each, ref in memory.runs.items() if each != run},
+            roots = {root: its_run for root, its_run in memory.roots.items() if its_run == run}
+            runs = {each: ref for each, ref in memory.runs.items() if each == run}
+            if roots or runs:
+                self._write(
+                    replace(
+                        memory,
+                        roots={root: each for root, each in memory.roots.items() if root not in roots},
+                        runs={each: ref for each, ref in memory.runs.items() if each not in runs},
+                    )
                 )
-            )
+        return Remembered(roots=roots, runs={each: (ref,) for each, ref in runs.items()})
 
-    def _higher(self, remembered: CheckpointRef | None, commit: Commit) -> CheckpointRef:
-        found = (commit.name.launch, commit.name.step)
-        if remembered is None or (remembered.launch, remembered.step) < found:
-            return commit.ref
-        if (remembered.launch, remembered.step) == found and remembered != commit.ref:
-            tell_equivocation(self.uri, remembered, commit)
-        return remembered
+    def _lifted(self, memory: _Memory, root: str, commit: Commit) -> _Memory:
+        check_root_to_lift(self.uri, root, memory.roots.get(root), commit)
+        highest = memory.runs.get(commit.run)
+        if highest is None or _position(highest) < _position(commit.ref):
+            highest = commit.ref
+        return replace(
+            memory, roots={**memory.roots, root: commit.run}, runs={**memory.runs, commit.run: highest}
+        )
+
+    def _remembers_list(self, memory: _Memory, key: str, version: int, digest: Digest) -> bool:
+        check_version(self.uri, memory.trust.get(key), version, digest)
+        return key in memory.trust and memory.trust[key][0] >= version
 
     def _check_folder(self) -> None:
         folder = self._path.parent
@@ -277,6 +307,10 @@ class FileFloor:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def _position(ref: CheckpointRef) -> tuple[int, int]:
+    return ref.launch, ref.step
 
 
 def _private(path: str, flags: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import Final
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from strongroom import canonical
 from strongroom.canonical import Bounds, Json
@@ -17,15 +19,17 @@ from strongroom.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from strongroom.manifest import CheckpointRef, Commit, check_run_id
+from strongroom.manifest import CheckpointRef, Commit
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
 from strongroom_security.floors.rules import (
     FORMAT,
     FirstUses,
+    Remembered,
     check_header,
     check_position,
     check_root,
+    check_root_to_lift,
     check_version,
     is_inside,
     local_path,
@@ -42,10 +46,15 @@ _ENTRY_BOUNDS: Final = Bounds(length_bytes=16 << 10, depth=2, items=32)
 
 _MAX_READ: Final = 8
 """Entries at one position that are read; two are one too many."""
-_TRIES: Final = 8
+_TRIES: Final = 64
+_PAUSE_S: Final = 0.005
+"""Before an object that was listed, and is gone, is listed anew: someone has lifted the floor meanwhile."""
+
+_Found = TypeVar("_Found")
 
 _POSITION = re.compile(r"([0-9]{6})-([0-9]{12})-([0-9a-f]{64})\.json")
 _VERSION = re.compile(r"([0-9]{16})-([0-9a-f]{64})\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}/")
 _TURN = re.compile(r"([0-9]{6})\.json")
 
 
@@ -87,7 +96,7 @@ class FolderFloor:
     def check(self, root: str, commit: Commit) -> None:
         self.check_apart(root)
         self._check_folder()
-        check_root(self.uri, root, self._root(root)[1], commit)
+        check_root(self.uri, root, self.run_of(root), commit)
         highest = self._highest(commit.run)
         if not highest:
             self._first_uses.tell(self.uri, commit.run)
@@ -95,10 +104,18 @@ class FolderFloor:
         for remembered in highest:
             check_position(self.uri, remembered, commit)
 
+    def run_of(self, root: str) -> str | None:
+        self._check_folder()
+        return self._settled(lambda: self._root(root))[1]
+
+    def highest(self, run: str) -> CheckpointRef | None:
+        self._check_folder()
+        return next(iter(self._highest(run)), None)
+
     def lift(self, root: str, commit: Commit) -> None:
         self.check_apart(root)
         self._check_folder()
-        self._lift_root(root, commit.run)
+        self._lift_root(root, commit)
         highest = self._highest(commit.run)
         found = (commit.name.launch, commit.name.step)
         for remembered in highest:
@@ -131,10 +148,26 @@ class FolderFloor:
         self._create(f"{folder}/{name}", "trust", {"digest": str(digest), "roots": key, "version": version})
         self._remove_below(folder, name, _VERSION)
 
-    def forget(self, run: str) -> None:
-        """As `FileFloor.forget`. Roots go on being known as the run's."""
+    def remembered(self) -> Remembered:
+        """As `FileFloor.remembered`."""
         self._check_folder()
-        self._store.delete_tree(_run_folder(check_run_id(run)))
+        return Remembered(
+            roots={root: run for root, (_, run) in self._known_roots().items()},
+            runs=dict(self._settled(self._known_runs)),
+            trust=dict(self._settled(self._known_lists)),
+        )
+
+    def forget(self, run: str) -> Remembered:
+        """As `FileFloor.forget`."""
+        self._check_folder()
+        roots = {root: folder for root, (folder, its_run) in self._known_roots().items() if its_run == run}
+        highest = tuple(self._highest(run))
+        for folder in roots.values():
+            self._store.delete_tree(folder)
+        # Last, so that whoever is interrupted finds the run again, and can repeat it.
+        if highest:
+            self._store.delete_tree(_run_folder(run))
+        return Remembered(roots=dict.fromkeys(roots, run), runs={run: highest} if highest else {})
 
     def _check_folder(self) -> None:
         # A store in general cannot tell an absent folder from an empty one; this one can.
@@ -144,48 +177,107 @@ class FolderFloor:
                 f"there before, bring back what was in it"
             )
 
+    def _settled(self, look: Callable[[], _Found]) -> _Found:
+        """What is found by listing and then reading, once nothing that was listed is gone when it is read."""
+        for _ in range(_TRIES):
+            try:
+                return look()
+            except ObjectNotFoundError:
+                time.sleep(_PAUSE_S)
+        raise StoreUnavailableError(
+            f"{self.uri} changes again and again while it is read; see who lifts it so often, and try again"
+        )
+
     def _root(self, root: str) -> tuple[int, str | None]:
         """Whose run a root was last, and by which entry; 0 and None where it is not known."""
-        folder = _root_folder(root)
+        turn, found, run = self._last_turn(_root_folder(root))
+        if run is not None and found != root:
+            raise self._unusable(f"{_root_folder(root)}/{turn:06d}.json is about the root {found!r:.200}")
+        return turn, run
+
+    def _last_turn(self, folder: str) -> tuple[int, str | None, str | None]:
+        """A root's last entry: its number, the root, and whose run it was; 0 and None where it has none."""
         turns = [int(match[1]) for match in map(_TURN.fullmatch, self._store.list_names(folder)) if match]
         if not turns:
-            return 0, None
+            return 0, None, None
         key = f"{folder}/{max(turns):06d}.json"
         members = self._read(key, "root", {"root", "run"})
-        if members["root"] != root:
-            raise self._unusable(f"{key} is about the root {members['root']!r:.200}")
-        return max(turns), text_of(members["run"], key)
+        return max(turns), self._text(members["root"], key), self._text(members["run"], key)
 
-    def _lift_root(self, root: str, run: str) -> None:
+    def _lift_root(self, root: str, commit: Commit) -> None:
         for _ in range(_TRIES):
-            turn, remembered = self._root(root)
-            if remembered == run:
+            turn, remembered = self._settled(lambda: self._root(root))
+            check_root_to_lift(self.uri, root, remembered, commit)
+            if remembered is not None:
                 return
             key = f"{_root_folder(root)}/{turn + 1:06d}.json"
-            if self._store.put_if_absent(key, _entry("root", {"root": root, "run": run})):
+            if self._store.put_if_absent(key, _entry("root", {"root": root, "run": commit.run})):
                 return
         raise StoreUnavailableError(
-            f"{self.uri}: others say at the same time whose run {root} is, and differ; see who uses that root"
+            f"{self.uri}: others say and forget at the same time whose run {root} is; see who uses that root"
         )
+
+    def _known_roots(self) -> dict[str, tuple[str, str]]:
+        """Every root that is known: its folder, and whose run it was last."""
+        found = {}
+        for folder in self._folders("roots"):
+            _, root, run = self._settled(lambda folder=folder: self._last_turn(folder))  # type: ignore[misc]
+            if root is None or run is None:
+                continue
+            if folder != _root_folder(root):
+                raise self._unusable(f"{folder}/ is about the root {root!r:.200}")
+            found[root] = (folder, run)
+        return found
 
     def _highest(self, run: str) -> list[CheckpointRef]:
         """What stands at the highest position: one checkpoint, or several where the run has equivocated."""
         folder = _run_folder(run)
         found = []
-        for name in self._top(folder, _POSITION):
-            key = f"{folder}/{name}"
-            members = self._read(key, "run", {"checkpoint", "run"})
-            ref = self._parsed(key, members["checkpoint"])
-            if (members["run"], f"{ref.launch:06d}-{ref.step:012d}-{ref.manifest.value.hex()}.json") != (
-                run,
-                name,
-            ):
+        for key, its_run, ref in self._settled(lambda: self._positions(folder)):
+            if its_run != run:
                 raise self._unusable(f"{key} is about {words_of(ref.launch, ref.step, ref.manifest)}")
             found.append(ref)
         return found
 
+    def _positions(self, folder: str) -> list[tuple[str, str, CheckpointRef]]:
+        found = []
+        for name in self._top(folder, _POSITION):
+            key = f"{folder}/{name}"
+            members = self._read(key, "run", {"checkpoint", "run"})
+            ref = self._parsed(key, members["checkpoint"])
+            if f"{ref.launch:06d}-{ref.step:012d}-{ref.manifest.value.hex()}.json" != name:
+                raise self._unusable(f"{key} is about {words_of(ref.launch, ref.step, ref.manifest)}")
+            found.append((key, self._text(members["run"], key), ref))
+        return found
+
+    def _known_runs(self) -> dict[str, tuple[CheckpointRef, ...]]:
+        found = {}
+        for folder in self._folders("runs"):
+            for key, run, _ in self._positions(folder):
+                if folder != _run_folder(run):
+                    raise self._unusable(f"{key} is about run {run!r:.200}")
+                found[run] = tuple(self._highest(run))
+        return found
+
+    def _known_lists(self) -> dict[str, tuple[int, Digest]]:
+        found = {}
+        for folder in self._folders("trust"):
+            for version, digest in self._newest(folder):
+                key = f"{folder}/{version:016d}-{digest.value.hex()}.json"
+                roots = self._text(self._read(key, "trust", {"digest", "roots", "version"})["roots"], key)
+                if folder != _trust_folder(roots):
+                    raise self._unusable(f"{key} is about the root keys {roots!r:.200}")
+                found[roots] = version, digest
+        return found
+
+    def _folders(self, kind: str) -> list[str]:
+        return [f"{kind}/{name[:-1]}" for name in self._store.list_names(kind) if _DIGEST.fullmatch(name)]
+
     def _newest_lists(self, key: str) -> list[tuple[int, Digest]]:
-        names = [_VERSION.fullmatch(name) for name in self._top(_trust_folder(key), _VERSION)]
+        return self._newest(_trust_folder(key))
+
+    def _newest(self, folder: str) -> list[tuple[int, Digest]]:
+        names = [_VERSION.fullmatch(name) for name in self._top(folder, _VERSION)]
         return [(int(match[1]), Digest("sha256", bytes.fromhex(match[2]))) for match in names if match]
 
     def _top(self, folder: str, pattern: re.Pattern[str]) -> list[str]:
@@ -217,12 +309,13 @@ class FolderFloor:
             check_header(found, f"floor-{kind}", members, key)
         except FormatError as error:
             raise self._unusable(str(error)) from error
-        except ObjectNotFoundError as error:
-            # Someone has lifted the floor between the listing and this; asking again tells.
-            raise StoreUnavailableError(
-                f"{self.uri} changed while it was read: {error}; try again"
-            ) from error
         return found
+
+    def _text(self, value: Json, key: str) -> str:
+        try:
+            return text_of(value, key)
+        except FormatError as error:
+            raise self._unusable(str(error)) from error
 
     def _parsed(self, key: str, value: Json) -> CheckpointRef:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -15,13 +17,28 @@ from strongroom.errors import FormatError, RollbackError
 from strongroom.manifest import CheckpointRef, Commit
 
 __all__ = [
-    "FORMAT", "FirstUses", "check_header", "check_position", "check_root", "check_version", "is_inside",
-    "local_path", "tell_equivocation", "text_of", "words_of",
+    "FORMAT", "FirstUses", "Remembered", "check_header", "check_position", "check_root", "check_root_to_lift",
+    "check_version", "is_inside", "local_path", "tell_equivocation", "text_of", "words_of",
 ]  # fmt: skip
 
 _LOG: Final = logging.getLogger("strongroom")
 
 FORMAT: Final = "0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What a floor remembers, or a part of it.
+
+    Attributes:
+        roots: whose run each root was when it was seen last.
+        runs: the highest checkpoint of each; several where two histories were written.
+        trust: version and digest of the newest list of trusted keys, by what names its root keys.
+    """
+
+    roots: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, tuple[CheckpointRef, ...]] = field(default_factory=dict)
+    trust: Mapping[str, tuple[int, Digest]] = field(default_factory=dict)
 
 
 def words_of(launch: int, step: int, digest: Digest | str) -> str:
@@ -32,8 +49,18 @@ def check_root(floor: str, root: str, remembered: str | None, commit: Commit) ->
     if remembered is not None and remembered != commit.run:
         raise RollbackError(
             f"{root} holds run {commit.run}, and {floor} remembers that it was run {remembered}'s: the root "
-            f"was exchanged for another run's. Give accept_older=True only if the root was given to another "
-            f"run on purpose"
+            f"was exchanged for another run's. If it was given to another run on purpose, let the floor "
+            f"forget the old one (strongroom floor forget {remembered}), or give accept_older=True once"
+        )
+
+
+def check_root_to_lift(floor: str, root: str, remembered: str | None, commit: Commit) -> None:
+    if remembered is not None and remembered != commit.run:
+        raise RollbackError(
+            f"{floor} remembers {root} as run {remembered}'s, and so remembers nothing of run {commit.run} "
+            f"there: until it does, an old copy of {commit.name} would not be told from the newest. If the "
+            f"root was given to another run on purpose, let the floor forget the old one (strongroom floor "
+            f"forget {remembered})"
         )
 
 
