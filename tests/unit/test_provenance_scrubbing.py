@@ -78,6 +78,7 @@ def _bytes_in(value: Any) -> list[bytes]:
         "api_key", "apiKey", "OPENAI_API_KEY", "wandb_api_key", "aws_secret_access_key", "private_key",
         "token", "hf_token", "access_token", "refreshToken", "auth_token", "ssh_key", "credentials",
         "passphrase", "Authorization", "cookie", "wandb.key", "key",
+        "pass", "passwd", "db_pass", "smtpPass", "PASS",
     ),
 )  # fmt: skip
 def test_a_secret_by_its_name_is_replaced(name: str) -> None:
@@ -109,6 +110,16 @@ def test_a_secret_by_its_name_is_replaced(name: str) -> None:
         ("password", None),
         ("api_key", ""),
         ("monkey", "banana42"),
+        ("passed", "test-42"),
+        ("pass_rate", "0.5/1"),
+        ("bypass", "layer-4"),
+        ("compass", "n0rth"),
+        ("forward_pass", "fp8-e4m3"),
+        ("pass", 3),
+        ("pass", "2"),
+        ("pass", "true"),
+        ("pass", {"loss": 0.5, "kind": "warm"}),
+        ("log", "second pass: done, pass=halfway"),
         ("keyboard", "qwerty123"),
         ("commit", "0123456789abcdef0123456789abcdef01234567"),
         ("manifest_digest", "sha256:" + "ab" * 32),
@@ -131,6 +142,40 @@ def test_of_a_url_only_the_secret_parts_are_replaced() -> None:
     )
     signed = "https://bucket/x?X-Amz-Signature=0123abcd&X-Amz-Date=2026"
     assert scrubbed(signed)[0] == f"https://bucket/x?X-Amz-Signature={SCRUBBED}&X-Amz-Date=2026"
+
+
+@pytest.mark.parametrize(
+    "userinfo",
+    ("u:pa/ss", "u:p@s/s", "u:a:b/c@d", "u:/ss", "u:pa?s#s", "me@corp.example:pa/ss", ":pa/ss"),
+)
+def test_a_password_in_a_url_need_not_have_been_escaped(userinfo: str) -> None:
+    assert scrubbed(f"from postgres://{userinfo}@host/db on")[0] == f"from postgres://{SCRUBBED}@host/db on"
+    assert without_userinfo(f"https://{userinfo}@host/db") == "https://host/db"
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "git+https://github.com/org/repo@v1.2#egg=x",
+        "https://host:8080/org/repo@v1.2",
+        "docker://registry:5000/image:tag@sha256:0123",
+        "http://[::1]:8080/a@b",
+        "file://C:/data/a@b",
+        "https://host/@scope/a:b@c",
+        "see http://host:8080 and mail me@host",
+    ),
+)
+def test_an_at_sign_behind_the_host_is_no_password(text: str) -> None:
+    assert scrubbed(text) == (text, [])
+
+
+def test_of_several_urls_each_keeps_its_host() -> None:
+    assert scrubbed("a://u:p/1@h1/x,b://u:p/2@h2/y")[0] == f"a://{SCRUBBED}@h1/x,b://{SCRUBBED}@h2/y"
+
+
+def test_a_hostile_text_of_many_urls_takes_no_longer_than_its_length_times_a_bound() -> None:
+    text = "a://u:" * 20_000
+    assert scrubbed(text) == (text, [])
 
 
 def test_arguments_are_scrubbed_in_each_of_their_spellings() -> None:
@@ -156,6 +201,46 @@ def test_a_variables_secret_is_found_in_any_text() -> None:
     assert known == {"0123456789abcdef0123456789abcdef01234567"}
     found, _ = scrubbed({"note": "logged in as 0123456789abcdef0123456789abcdef01234567."}, known)
     assert found == {"note": f"logged in as {SCRUBBED}."}
+
+
+@pytest.mark.parametrize(
+    "name", ("DB_PASSWORD", "SIGNER_PASSPHRASE", "CLIENT_SECRET", "PGPASSWORD", "DB_PASS", "DB_PASSWORD_OLD")
+)
+@pytest.mark.parametrize("value", ("correct horse battery", "swordfish", "swordfish\n"))
+def test_a_variables_password_is_a_secret_where_it_is_plain_words_too(name: str, value: str) -> None:
+    known = secret_values({name: value})
+    assert known == {value.strip()}
+    found, places = scrubbed(
+        {"note": f"pw is {value.strip()}, really", "as_key": {value.strip() + "!": 1}}, known
+    )
+    assert found == {"note": f"pw is {SCRUBBED}, really", "as_key": {f"{SCRUBBED}!": 1}}
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        ("DB_PASSWORD", "1"),
+        ("DB_PASSWORD", "true"),
+        ("DB_PASSWORD", "disabled"),
+        ("SECRET_BACKEND", "filesystem"),
+        ("PASSWORD_POLICY", "very strict"),
+        ("WANDB_API_KEY", "anonymous"),
+        ("FORWARD_PASS", "bfloat precision"),
+        ("PWD", "/home/someone/project"),
+        ("OLDPWD", "/home/someone/project"),
+        ("CREDENTIALS_DIRECTORY", "/run/credentials/train"),
+    ),
+)
+def test_a_variable_that_holds_no_secret_is_not_looked_for(name: str, value: str) -> None:
+    assert secret_values({name: value}) == set()
+
+
+def test_a_password_that_is_a_word_is_looked_for_as_a_word() -> None:
+    known = secret_values({"DB_PASSWORD": "training"})
+    value = {"training": {"phase": "pretraining"}, "trainings": ["retraining"]}
+    assert scrubbed(value, known) == (value, [])
+    assert scrubbed(["in training."], known)[0] == [f"in {SCRUBBED}."]
 
 
 def test_two_keys_that_are_scrubbed_stay_two() -> None:

@@ -23,8 +23,16 @@ SCRUBBED: Final = "<scrubbed>"
 _LEAST_SECRET: Final = 8
 """Characters of a variable's value that is looked for elsewhere; a shorter one occurs by chance."""
 
-_PLACES: Final = frozenset({"DIR", "FILE", "NAME", "PATH", "SOCK", "URL"})
+_PLACES: Final = frozenset({"DIR", "DIRECTORY", "FILE", "HOME", "NAME", "PATH", "SOCK", "URL"})
 """What a variable's name ends in that says where a secret is, and not what."""
+_FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
+"""Variables in which a shell keeps working directories."""
+_SETTINGS: Final = frozenset(
+    {"algorithm", "backend", "engine", "format", "hasher", "hint", "kind", "manager", "mode", "namespace",
+     "policy", "prompt", "provider", "region", "rotation", "source", "store", "type"}
+)  # fmt: skip
+"""What a variable's name ends in where plain words say how secrets are kept."""
+_NO_SECRETS: Final = frozenset({"disabled", "optional", "required", "undefined", "unlocked"})
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
@@ -51,6 +59,16 @@ _TEXT_TOKENS: Final = frozenset(
 _NUMERIC_TOO: Final = frozenset({"password", "passwd", "passphrase", "pwd", "pin", "secret"})
 """Names of which even a number is a secret; of others (``secret_size``) it is a number."""
 
+_PASSES: Final = frozenset(
+    {"all", "backward", "by", "compiler", "data", "each", "eval", "final", "first", "forward", "full",
+     "fusion", "high", "inference", "last", "low", "max", "min", "multi", "n", "next", "num", "one", "per",
+     "prefill", "prev", "previous", "render", "second", "single", "test", "third", "train", "training", "two",
+     "validation", "warmup"}
+)  # fmt: skip
+"""What before ``pass`` makes a round over something of it."""
+_OUTCOMES: Final = frozenset({"fail", "failed", "false", "none", "null", "passed", "true"})
+"""What stands under ``pass`` where it tells how a test went."""
+
 _PLAIN_WORDS: Final = re.compile(r"[A-Za-z]{1,16}(?:[_./ -][A-Za-z]{1,16}){0,5}")
 """What stands as the ``key`` of a record or a cache, and is no secret."""
 
@@ -74,7 +92,18 @@ _FORMS: Final = re.compile(
 )
 """Forms that their issuers document, so that they can be found in places like this."""
 
-_USERINFO: Final = re.compile(r"(?<=://)[^/\s'\"<>]+@")
+_USERINFO: Final = re.compile(
+    r"""
+    (?<=://)(?:
+        # With a password, which may hold what should have been escaped: up to the last "@", but not past
+        # the next of several addresses. Ports, drives and IPv6 addresses are no passwords.
+        (?<!file://)(?!\[)[^/\s:'"<>]*:(?![0-9]{1,5}[/?\#])
+            (?:(?![,;|&][A-Za-z][A-Za-z0-9+.-]*://)[^\s'"<>]){0,512}@
+      | [^/\s'"<>]+@
+    )
+    """,
+    re.VERBOSE,
+)
 
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.-]{0,200})
@@ -95,12 +124,13 @@ _FLAG: Final = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,60})")
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
     """Values of variables whose names say that they are secret: these may stand nowhere else."""
     return frozenset(
-        value
+        value.strip()
         for name, value in environment.items()
-        if len(value) >= _LEAST_SECRET
-        and not _PLAIN_WORDS.fullmatch(value)
+        if len(value.strip()) >= _LEAST_SECRET
+        and name not in _FOLDERS
         and name.rpartition("_")[2] not in _PLACES
         and _secrecy(name) is not None
+        and (not _PLAIN_WORDS.fullmatch(value.strip()) or _may_be_words(name, value.strip()))
     )
 
 
@@ -124,7 +154,13 @@ class Scrubber:
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
-        self._known = sorted(known, key=len, reverse=True)
+        by_length = sorted(known, key=len, reverse=True)
+        self._known = [secret for secret in by_length if not _PLAIN_WORDS.fullmatch(secret)]
+        # Plain words only as words: "training" is no secret within "pretraining".
+        self._words = [secret for secret in by_length if _PLAIN_WORDS.fullmatch(secret)]
+        self._as_words = re.compile(
+            rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, self._words))})(?![A-Za-z0-9])"
+        )
         self.found: list[str] = []
 
     def node(self, node: Node, where: str) -> Node:
@@ -148,6 +184,8 @@ class Scrubber:
         clean = text
         for secret in self._known:
             clean = clean.replace(secret, SCRUBBED)
+        if self._words:
+            clean = self._as_words.sub(SCRUBBED, clean)
         clean = _FORMS.sub(SCRUBBED, clean)
         clean = _USERINFO.sub(f"{SCRUBBED}@", clean)
         clean = _SIGNED_QUERY.sub(rf"\g<1>{SCRUBBED}", clean)
@@ -188,7 +226,9 @@ class Scrubber:
                 found.append(pair)
                 continue
             key, item = pair
-            clean = self.node(key, f"{where} (a key)")
+            # A password that is a word names members too, such as "platform", by which they are found.
+            is_name = type(key) is str and key.isidentifier() and key in self._words
+            clean = key if is_name else self.node(key, f"{where} (a key)")
             if type(key) is not str or type(clean) is not str:
                 found.append([clean, self.node(item, f"{where}[...]")])
                 continue
@@ -288,13 +328,15 @@ def _assigned(found: re.Match[str]) -> str:
     if value.startswith(SCRUBBED) or _NUMBER.fullmatch(value):
         return found[0]
     secrecy = _secrecy(name)
+    if secrecy == "pass" and not found["name"].startswith("-"):
+        secrecy = "key"  # In a sentence, "first pass: done" is no password.
     if secrecy is None or not _is_held_secret(secrecy, name, value):
         return found[0]
     return f"{found['name']}{found['between']}{SCRUBBED}"
 
 
 def _secrecy(name: str) -> str | None:
-    """What a name says of its value: ``"always"`` a secret, ``"token"`` or ``"key"`` maybe, or nothing."""
+    """What a name says of its value: ``"always"`` a secret, or maybe as of a ``"key"``; None: nothing."""
     words = [word.lower() for word in _WORDS.findall(name[:200])]
     if not words:
         return None
@@ -302,6 +344,8 @@ def _secrecy(name: str) -> str | None:
         return "always"
     before = words[-2] if len(words) > 1 else ""
     last = words[-1]
+    if last == "pass":
+        return None if before in _PASSES else "pass"
     if last in ("key", "keys"):
         return "always" if before in _SECRET_KEYS else "key" if last == "key" else None
     if last in ("token", "tokens"):
@@ -309,6 +353,16 @@ def _secrecy(name: str) -> str | None:
             return "always"
         return "token" if last == "token" and before not in _TEXT_TOKENS else None
     return "token" if last.endswith("token") or last in ("auth", "jwt", "pat") else None
+
+
+def _may_be_words(name: str, value: str) -> bool:
+    """Whether a variable's plain words are a secret: of a password or passphrase they may be."""
+    words = [word.lower() for word in _WORDS.findall(name[:200])]
+    says = words[-1] == "pass" or any(
+        word in ("passwd", "pwd") or "password" in word or "passphrase" in word or "secret" in word
+        for word in words
+    )
+    return says and words[-1] not in _SETTINGS and value.lower() not in _NO_SECRETS
 
 
 def _is_held_secret(secrecy: str, name: str, node: Node) -> bool:
@@ -329,6 +383,8 @@ def _is_held_secret(secrecy: str, name: str, node: Node) -> bool:
             "numpy.str",
             "numpy.bytes",
         )
+    if secrecy == "pass":
+        return len(node) > 3 and node.lower() not in _OUTCOMES
     if secrecy == "key":
         return _PLAIN_WORDS.fullmatch(node) is None
     # Marks such as "<s>" and "[CLS]" are pieces of a vocabulary.
