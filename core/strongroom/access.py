@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from strongroom import layout
+from strongroom.catalog import History
 from strongroom.errors import NoKeyError, RollbackError
 from strongroom.manifest import Commit
 from strongroom.messages import Message
@@ -43,7 +44,6 @@ class Access:
         self._sealing = sealing = guard.sealing
         self._ranks = ranks
         self._admitted: OpenedCheckpoint | None = None
-        self._goes_back = False
         self._own = sealing.one_off() if sealing is not None and not ranks.is_alone else None
         self._publics: list[bytes] = []
         self._unlocked: Unlocked | None = None
@@ -52,6 +52,11 @@ class Access:
     def introduce(self) -> dict[str, bytes]:
         """What this rank lets others seal keys to."""
         return {"public": self._own.public} if self._own is not None else {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells what this rank demands of a checkpoint; empty: nothing."""
+        return self._guard.fingerprint
 
     def meet(self, said: Sequence[Message]) -> None:
         """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
@@ -74,19 +79,13 @@ class Access:
             NoKeyError, KeyServiceError: it cannot be unlocked here.
         """
         self._unlocked = self._admitted = None
-        self._goes_back = False
         must_unlock = self._sealing is not None and not self._ranks.is_alone and commit.keyring is not None
         if not must_unlock and self._guard.trust is None and self._guard.floor is None:
             # A rank that is alone unlocks when it first needs a key.
             return {}
         self._admitted = opened = open_checkpoint(store, commit, self._guard)
-        if self._guard.floor is not None:
-            try:
-                self._guard.floor.check(store.uri, commit)
-            except RollbackError:
-                if not accept_older:
-                    raise
-                self._goes_back = True
+        if self._guard.floor is not None and not accept_older:
+            self._guard.floor.check(store.uri, commit)
         if self._sealing is None or not must_unlock:
             return {}
         self._unlocked = self._sealing.unlock(store, commit, opened.manifest, within_s=self._within_s)
@@ -97,19 +96,33 @@ class Access:
         return told
 
     def remember(self, store: Store, commit: Commit) -> None:
-        """On the coordinator: lift the floor to a checkpoint that every rank has found whole.
+        """On the coordinator: lift the floor to a checkpoint that every rank has found whole."""
+        self._guard.remember(store.uri, commit)
 
-        Where its owner goes back on purpose, the floor goes down with it: what was remembered is of a line
-        that is left, and a new one may come by the same positions.
+    def check_emptied(self, store: Store, history: History) -> None:
+        """On the coordinator: refuse to take a root for a new one that checkpoints were taken away from.
 
         Raises:
-            ConfigError, StoreError: it cannot be remembered.
+            RollbackError: the floor remembers a run here, or a launch went on from a checkpoint.
+            ConfigError, StoreError: what is remembered cannot be read.
         """
-        if self._guard.floor is None:
-            return
-        if self._goes_back:
-            self._guard.floor.forget(commit.run)
-        self._guard.floor.lift(store.uri, commit)
+        floor = self._guard.floor
+        run = None if floor is None else floor.run_of(store.uri)
+        if floor is not None and run is not None:
+            highest = floor.highest(run)
+            seen = "" if highest is None else f", at launch {highest.launch}, step {highest.step}"
+            raise RollbackError(
+                f"no checkpoint is committed at {store.uri}, and {floor.uri} remembers one of run {run} there"
+                f"{seen}: they were taken away. Find out why; accept_older=True begins anew"
+            )
+        went_on = [launch for launch in history.launches.values() if launch.parent is not None]
+        if went_on:
+            last = max(went_on, key=lambda launch: launch.launch)
+            raise RollbackError(
+                f"no checkpoint is committed at {store.uri}, and launch {last.launch} went on from "
+                f"{last.parent.name if last.parent else 'one'} there: they were taken away. Find out why; "
+                "accept_older=True begins anew"
+            )
 
     def hand(self, said: Sequence[Message]) -> dict[int, Message]:
         """On the coordinator: the keys of what each rank said that it reads."""

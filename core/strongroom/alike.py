@@ -11,7 +11,7 @@ from strongroom.errors import ConfigError
 from strongroom.messages import Message
 from strongroom.ranks import name_ranks
 
-__all__ = ["check_alike", "given"]
+__all__ = ["check_alike", "check_same_demands", "given"]
 
 _ADVICE = "give every rank the same digest= and the same policy"
 
@@ -47,6 +47,21 @@ def check_alike(said: Sequence[Message]) -> None:
             raise ConfigError(
                 f"rank 0 {words(found[0])} and {name_ranks(odd)} {words(found[odd[0]])}; {_ADVICE}"
             )
+
+
+def check_same_demands(demands: Sequence[str]) -> None:
+    """On the coordinator, which alone judges: hold the demands for signatures against each other.
+
+    Raises:
+        ConfigError: a rank demands others than rank 0, and would take rank 0's word for it.
+    """
+    odd = [rank for rank, demand in enumerate(demands) if demand and demand != demands[0]]
+    if odd:
+        own = f"the signatures {demands[0]}" if demands[0] else "none"
+        raise ConfigError(
+            f"{name_ranks(odd)} demand the signatures {demands[odd[0]]} of what is restored, and rank 0, "
+            f"which judges for all, demands {own}; give every rank the same policy"
+        )
 
 
 def _digest_words(digest: str) -> str:

@@ -282,7 +282,9 @@ class Checkpointer:
             is_overlapped=overlap_device_copy,
         )
         self._owners = Owners(self._ranks.world_size)
-        self._keeper = Keeper(self._store, self._catalog, keep, clock=clock, emitter=self._emitter)
+        self._keeper = Keeper(
+            self._store, self._catalog, keep, clock=clock, emitter=self._emitter, guard=self._guard
+        )
         self._turns = Turns(
             self._store,
             self._catalog,
@@ -292,7 +294,9 @@ class Checkpointer:
             clock=clock,
             draw=draw,
             signing=self._signing,
+            floor=self._guard.floor,
         )
+        self._accepts_older = False
         self._restored: CheckpointRef | None = None
         self._verified: set[CheckpointName] = set()
         self._last: SaveHandle | None = None
@@ -564,7 +568,7 @@ class Checkpointer:
     def _begin_turn(self) -> Turn:
         # The newest, where a launch that this line has saved in could not be gone on with.
         parent = self._newest or self._restored
-        turn = self._turns.begin(parent)
+        turn = self._turns.begin(parent, accept_older=self._accepts_older)
         parent_step = parent.step if parent else None
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
@@ -608,25 +612,8 @@ class Checkpointer:
         handle.settle(Checkpoint.of(commit))
         self._committed = handle
         if self._ranks.is_coordinator:
-            self._remember(commit)
+            self._guard.remember(self._store.uri, commit)
             self._keeper.retain(commit, self._verified)
-
-    def _remember(self, commit: Commit) -> None:
-        """Lift the floor to what this run has committed itself."""
-        floor = self._guard.floor
-        if floor is None:
-            return
-        try:
-            floor.lift(self._store.uri, commit)
-        except StrongroomError as error:
-            # The checkpoint stands, and the next one tries again.
-            _LOG.warning(
-                "step %d is committed, and %s could not be told: until it is, an older copy of the root "
-                "would pass for the newest: %s",
-                commit.name.step,
-                floor.uri,
-                error,
-            )
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
         if self._ranks.is_coordinator:
@@ -726,6 +713,7 @@ class Checkpointer:
             run_id=self._run_id,
             judge=judge,
         )
+        self._accepts_older = accept_older
         if result is None:
             return None
         restored, commit = result

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strongroom.access import Access
+from strongroom.alike import check_same_demands
 from strongroom.catalog import History
 from strongroom.errors import (
     CheckpointNotFoundError,
@@ -80,6 +81,7 @@ class Course:
         self._access.meet(said)
         steps = [message.members["step"] for message in said]
         check_same_call([f"restore(step={step})" for step in steps], "looking for a checkpoint")
+        check_same_demands([message.members["demands"] for message in said])
         for number, source in enumerate(self._sources):
             seen = [message.members["roots"][number : number + 1] for message in said]
             elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
@@ -134,6 +136,8 @@ class Course:
             # A step is one of this run: another run's has no part in its line.
             if self._history.has_commits or self.step is not None:
                 break
+            if not source.is_other and not self._accept_older:
+                self._access.check_emptied(source.store, self._history)
         else:
             check_origin(self._sources)
             return _do("nothing")

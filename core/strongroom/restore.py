@@ -176,7 +176,8 @@ def restore(
     def look() -> Message:
         course.step = ready()
         roots = [] if ranks.is_alone else [*map(_root_digest, sources)]
-        return Message(members={"roots": roots, "step": course.step}, pieces=access.introduce())
+        members = {"demands": access.fingerprint, "roots": roots, "step": course.step}
+        return Message(members=members, pieces=access.introduce())
 
     try:
         said, own = lane.agree(

@@ -63,16 +63,19 @@ def plan(
     policy: RetentionPolicy,
     *,
     verified: Collection[CheckpointName] = (),
+    just_committed: CheckpointName | None = None,
 ) -> list[Decision]:
     """Decide for every checkpoint.
 
     Whatever the policy says, the newest checkpoint stays, and so does the newest one that
-    was once verified by reading: if all later ones turn out damaged, the run still resumes.
+    was once verified by reading: if all later ones turn out damaged, the run still resumes. So
+    does what was committed just now, whatever is newer.
 
     Args:
         ranked: as `RetentionPolicy.keep` takes them.
         policy: chooses what else stays.
         verified: checkpoints that were restored, and so read and found whole, at some time.
+        just_committed: the one after whose commit this is decided.
     """
     kept = set(policy.keep(ranked))
     newest = ranked[0] if ranked else None
@@ -81,6 +84,8 @@ def plan(
     for name in ranked:
         if name == newest:
             decisions.append(Decision(name=name, is_kept=True, reason="the newest checkpoint"))
+        elif name == just_committed:
+            decisions.append(Decision(name=name, is_kept=True, reason="committed just now"))
         elif name in kept:
             decisions.append(Decision(name=name, is_kept=True, reason=f"kept by {policy}"))
         elif name == newest_verified:

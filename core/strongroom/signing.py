@@ -9,9 +9,12 @@ manifest it is by the digest in ``COMMIT``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+from strongroom.errors import StrongroomError
 
 if TYPE_CHECKING:
     from strongroom.manifest import CheckpointRef, Commit, FileRecord, Launch, LaunchSignature, Manifest
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
 __all__ = ["MAX_SIGNATURE_BYTES", "NO_GUARD", "Floor", "Guard", "Signing", "Trust", "Trusted"]
+
+_LOG: Final = logging.getLogger("strongroom")
 
 MAX_SIGNATURE_BYTES: Final = 256 << 20
 """A signature file's length: room for the names and digests of as many files as a manifest may list."""
@@ -151,6 +156,29 @@ class Guard:
     sealing: Sealing | None = None
     trust: Trust | None = None
     floor: Floor | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells whose signatures are demanded, in a few digits; empty: nobody's."""
+        return "" if self.trust is None else self.trust.fingerprint
+
+    def remember(self, root: str, commit: Commit) -> None:
+        """Lift the floor, if there is one.
+
+        Where it cannot be, that is told and no error: the checkpoint is whole, and the next one tries again.
+        """
+        if self.floor is None:
+            return
+        try:
+            self.floor.lift(root, commit)
+        except StrongroomError as error:
+            _LOG.warning(
+                "%s could not be told of step %d: until it is, an older copy of the root would pass for the "
+                "newest: %s",
+                self.floor.uri,
+                commit.name.step,
+                error,
+            )
 
     @property
     def rollback_protection(self) -> str:

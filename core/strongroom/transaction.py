@@ -127,6 +127,7 @@ def claim_launch(
     deadline_s: int,
     now_ms: int,
     signing: Signing | None = None,
+    above: int = 0,
 ) -> Launch:
     """Claim the next free launch number: this writer's fencing token.
 
@@ -135,6 +136,8 @@ def claim_launch(
         taken: numbers known to be taken.
         deadline_s: after which an attempt of this launch never commits.
         signing: who signs its record; None: nobody.
+        above: a number that it has to exceed. Those up to it that the root has lost are claimed as well, so
+            that none is missing.
 
     Raises:
         KeyServiceError, NoKeyError: the record could not be signed.
@@ -150,9 +153,10 @@ def claim_launch(
             )
         launch = Launch(run=run, launch=number, parent=parent, created_at_ms=now_ms, deadline_s=deadline_s)
         if signing is not None:
-            # Before it is claimed: a record is created once, and one without a signature counts for nothing.
+            # Before it is claimed: a record is created once, and without a signature counts for nothing.
             launch = replace(launch, signature=signing.sign_launch(launch, within_s=float(deadline_s)))
-        if store.put_if_absent(layout.launch_key(number), launch.encode()):
+        is_claimed = store.put_if_absent(layout.launch_key(number), launch.encode())
+        if is_claimed and number > above:
             return launch
         number += 1
     raise StoreError(

@@ -8,20 +8,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom import layout
-from strongroom.catalog import Catalog
+from strongroom.catalog import Catalog, History
 from strongroom.config import Clock
-from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
+from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, RollbackError
 from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch
 from strongroom.messages import Message
 from strongroom.ranks import Ranks, Verdict, name_ranks
-from strongroom.signing import Signing
+from strongroom.signing import Floor, Signing
 from strongroom.stores.base import Store
 from strongroom.transaction import begin_run, claim_launch
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Turn", "Turns", "launch_to_exceed"]
 
 _DRAWN_RUN_DIGITS: Final = 32
 """Hex digits of a run id that nobody gave."""
+
+_CONSENT: Final = (
+    "Find out why, and call restore(accept_older=True) before the first save only if that is meant"
+)
 
 _LOOKS_S: Final = (0.05, 0.2, 1.0, 3.0)
 """Pauses between looks for a record that another rank has just written."""
@@ -44,6 +48,7 @@ class Turns:
         run_id: the run's id where it was given.
         timeout_s: the deadline of this job's saves, and how long ranks wait for each other.
         signing: who signs launch records; None: nobody.
+        floor: what remembers how far the run has come; None: nobody does.
         draw: random hex digits for ``n`` bytes.
 
     Attributes:
@@ -61,6 +66,7 @@ class Turns:
         clock: Clock,
         draw: Callable[[int], str],
         signing: Signing | None = None,
+        floor: Floor | None = None,
     ) -> None:
         self.current: Turn | None = None
         self._store = store
@@ -71,20 +77,24 @@ class Turns:
         self._clock = clock
         self._draw = draw
         self._signing = signing
+        self._floor = floor
 
-    def begin(self, parent: CheckpointRef | None) -> Turn:
+    def begin(self, parent: CheckpointRef | None, *, accept_older: bool = False) -> Turn:
         """Claim a launch; on the coordinator.
 
         Args:
             parent: the checkpoint that the job goes on from.
+            accept_older: whether it was said that the root may be an older one than was seen before.
 
         Raises:
             ConfigError: the root belongs to another run than the one that was given.
+            RollbackError: the root has lost launches that the floor remembers, or is another run's.
             StrongroomError: no launch could be claimed.
         """
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
         history = self._catalog.history()
+        above = launch_to_exceed(self._floor, self._store.uri, history, accept_older=accept_older)
         run = begin_run(
             self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
         )
@@ -98,6 +108,7 @@ class Turns:
             run=run.run,
             parent=parent,
             taken=history.launch_numbers,
+            above=above,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
             signing=self._signing,
@@ -153,6 +164,39 @@ class Turns:
             return self.current.launch.run
         found = self._catalog.history().run
         return found.run if found is not None else self._run_id or "0" * _DRAWN_RUN_DIGITS
+
+
+def launch_to_exceed(floor: Floor | None, root: str, history: History, *, accept_older: bool) -> int:
+    """The launch that a new one has to be above, so that what it saves lies above the floor; 0: any.
+
+    Args:
+        history: what the root holds.
+        accept_older: whether it was said that the root may be an older one, or another run's, than was seen.
+
+    Raises:
+        RollbackError: it is, and that was not said.
+        ConfigError, StoreError: what is remembered cannot be read.
+    """
+    if floor is None:
+        return 0
+    run = history.run.run if history.run is not None else None
+    before = floor.run_of(root)
+    if before not in (None, run) and not accept_older:
+        whose = f"run {run}'s" if run else "empty"
+        raise RollbackError(
+            f"{root} is {whose}, and {floor.uri} remembers that it was run {before}'s: "
+            f"what was there was taken away or swapped. {_CONSENT}"
+        )
+    highest = floor.highest(run) if run is not None else None
+    if highest is None:
+        return 0
+    last = max(history.launch_numbers, default=0)
+    if last < highest.launch and not accept_older:
+        raise RollbackError(
+            f"{root} has launches up to {last}, and {floor.uri} remembers launch {highest.launch}, step "
+            f"{highest.step} of run {run}: an older copy of the root was put in its place. {_CONSENT}"
+        )
+    return highest.launch
 
 
 def _holds(store: Store, key: str, expected: bytes) -> bool:

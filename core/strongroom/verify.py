@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +37,8 @@ from strongroom.errors import (
     ObjectNotFoundError,
     RollbackError,
     StoreError,
+    UnsupportedFormatError,
+    UntrustedError,
 )
 from strongroom.findings import CheckpointReport, Findings, Kind, Problem, Report, Verdict
 from strongroom.hashing import Hashing, hash_files
@@ -55,7 +57,7 @@ from strongroom.manifest import (
     Manifest,
     Run,
 )
-from strongroom.opened import OpenedCheckpoint, check_sealed
+from strongroom.opened import OpenedCheckpoint, check_sealed, open_checkpoint
 from strongroom.sealing import Sealing
 from strongroom.signing import MAX_SIGNATURE_BYTES, NO_GUARD, Guard, Trust, Trusted
 from strongroom.stores.base import Store
@@ -142,13 +144,13 @@ def _verify(
     """Look once; and whether some of it was removed by retention meanwhile, and left out."""
     root = _Root.read(store, guard.trust)
     history = root.history
-    _check_floor(store, root, guard)
     if everything:
         chosen = history.line.ranked
     elif step is not None:
         chosen = (history.at_step(step),)
     else:
         chosen = history.line.newest_first[:1]
+    _check_floor(store, root, guard, chosen)
     if not chosen and not root.findings.problems:
         raise CheckpointNotFoundError(
             f"nothing was ever committed in {store.uri}: there is nothing to verify"
@@ -382,17 +384,39 @@ def _check_gaps(numbers: set[int], in_use: set[int], findings: Findings) -> None
         last = max(last, number)
 
 
-def _check_floor(store: Store, root: _Root, guard: Guard) -> None:
-    """Hold the newest checkpoint against what is remembered outside of the root."""
-    newest = next((name for name in root.history.line.newest_first if name in root.history.commits), None)
-    if guard.floor is None or newest is None:
+def _check_floor(store: Store, root: _Root, guard: Guard, chosen: Collection[CheckpointName]) -> None:
+    """Hold the newest checkpoint that satisfies the policy against what is remembered outside of the root.
+
+    A newer one that does not is told, too: it stands where a restore would look first.
+
+    Args:
+        chosen: checkpoints that are verified anyway, and told of there.
+    """
+    if guard.floor is None:
         return
-    try:
-        guard.floor.check(store.uri, root.history.commits[newest])
-    except RollbackError as error:
-        root.findings.add(newest.commit_key, "rolled back", str(error))
-    except (ConfigError, StoreError) as error:
-        root.findings.add(newest.commit_key, "unreadable", str(error))
+    for name in root.history.line.newest_first:
+        commit = root.history.commits.get(name)
+        if commit is None:
+            continue
+        try:
+            open_checkpoint(store, commit, Guard(trust=guard.trust))
+            guard.floor.check(store.uri, commit)
+        except IntegrityError as error:
+            if name not in chosen:
+                kind: Kind = "untrusted" if isinstance(error, UntrustedError) else "damaged"
+                root.findings.add(name.commit_key, kind, str(error))
+            continue
+        except RollbackError as error:
+            root.findings.add(name.commit_key, "rolled back", str(error))
+        except (ConfigError, StoreError, UnsupportedFormatError) as error:
+            root.findings.add(name.commit_key, "unreadable", str(error))
+        return
+    if guard.floor.run_of(store.uri) is not None and not root.history.line.newest_first:
+        root.findings.add(
+            layout.RUN,
+            "rolled back",
+            f"no checkpoint is there, and {guard.floor.uri} remembers one of this root",
+        )
 
 
 # --------------------------------------------------------------------------------- one checkpoint

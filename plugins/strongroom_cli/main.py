@@ -230,6 +230,11 @@ def _parser() -> argparse.ArgumentParser:
     sign.add_argument("--key", metavar="KEY", help="who signs, as file:PATH (default: the policy's)")
     sign.add_argument("--certificate", metavar="FILE", help="its certificates, PEM, its own first")
     sign.add_argument("--passphrase", metavar="SOURCE", help="of an encrypted key: env:NAME or file:PATH")
+    sign.add_argument(
+        "--unsigned",
+        action="store_true",
+        help="be the first to vouch for it: nobody whom the policy trusts has signed it",
+    )
 
     add_keys(commands, _command, _natural)
     add_trust(commands)

@@ -12,8 +12,11 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from strongroom import layout
 from strongroom.config import load_policy
-from strongroom.errors import ConfigError, FormatError
+from strongroom.digest import sha256_of
+from strongroom.errors import ConfigError, FormatError, IntegrityError
+from strongroom.manifest import MANIFEST_BOUNDS
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.provenance import openlineage, slsa
 from strongroom.provenance.records import Record
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     elif form == "openlineage":
         print_json(openlineage.run_event(record))
     else:
-        statement = slsa_statement(record, builder=options.builder or slsa.BUILDER)
+        statement = slsa_statement(record, _stored_manifest(opened), builder=options.builder or slsa.BUILDER)
         sys.stdout.write((_signed(statement, options) if options.sign else statement).decode() + "\n")
     return 0
 
@@ -80,20 +83,34 @@ def record_of(root: str, opened: OpenedCheckpoint) -> Record:
     )
 
 
-def slsa_statement(record: Record, *, builder: str = slsa.BUILDER) -> bytes:
+def slsa_statement(record: Record, manifest: bytes, *, builder: str = slsa.BUILDER) -> bytes:
     """The payload of an in-toto statement about what the checkpoint's signature is about.
 
     Args:
+        manifest: as it is stored: its notes are signed too, and written anew it would have none.
         builder: URI of whoever vouches for how it was made.
     """
     from strongroom_security import oms
     from strongroom_security.signing import resources_of
 
-    manifest = record.manifest
-    resources = resources_of(manifest.encode(), manifest.files)
+    resources = resources_of(manifest, record.manifest.files)
     return oms.attest(
         {"data": oms.subject_digest(resources)}, slsa.PREDICATE_TYPE, slsa.predicate(record, builder=builder)
     )
+
+
+def _stored_manifest(opened: OpenedCheckpoint) -> bytes:
+    """The manifest's bytes, which must be those that were verified."""
+    what = f"{layout.MANIFEST} of {opened.name}"
+    data = opened.store.read(
+        layout.data_key(opened.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes
+    )
+    found = sha256_of(data)
+    if not found.matches(opened.commit.manifest):
+        raise IntegrityError(
+            f"{what} was changed while it was read: its digest {found} is not COMMIT's; read again"
+        )
+    return data
 
 
 def _signed(statement: bytes, options: argparse.Namespace) -> bytes:

@@ -15,6 +15,7 @@ from strongroom_cli.standing import read_history
 from strongroom_security import SecurityPolicy, Sign
 from strongroom_security.cosigning import add_signature
 from strongroom_security.members import TIMEOUT_S
+from strongroom_security.trust import ManifestTrust
 
 __all__ = ["run"]
 
@@ -25,8 +26,7 @@ def run(options: argparse.Namespace) -> int:
     guard = policy.guard if policy is not None else NO_GUARD
     sign = _sign(options, policy)
     store = open_store(options.root)
-    # Launch records are not judged here: what is to be signed may be from before the run was.
-    history = read_history(store)
+    history = read_history(store, guard)
     name = history.at_step(options.step) if options.step is not None else history.newest()
     commit = history.whole(name)
     with Bar("verifying") as bar:
@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
             sign.signer,
             within_s=sign.timeout_s,
             sealing=guard.sealing,
-            trust=guard.trust,
+            trust=guard.trust if isinstance(guard.trust, ManifestTrust) else None,
+            is_unsigned=options.unsigned,
             on_progress=show,
         )
     if options.json:

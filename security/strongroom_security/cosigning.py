@@ -13,12 +13,13 @@ from strongroom.digest import sha256_of
 from strongroom.errors import IntegrityError, UntrustedError
 from strongroom.manifest import MANIFEST_BOUNDS, Commit, Manifest
 from strongroom.sealing import Sealing
-from strongroom.signing import MAX_SIGNATURE_BYTES, Guard, Trust
+from strongroom.signing import MAX_SIGNATURE_BYTES, Guard
 from strongroom.stores.base import Store
 from strongroom.verify import OnProgress, verify_checkpoint
 from strongroom_security import dsse, oms
 from strongroom_security.signers.base import Signer
 from strongroom_security.signing import resources_of
+from strongroom_security.trust import ManifestTrust
 
 __all__ = ["Added", "add_signature"]
 
@@ -47,7 +48,8 @@ def add_signature(
     *,
     within_s: float,
     sealing: Sealing | None = None,
-    trust: Trust | None = None,
+    trust: ManifestTrust | None = None,
+    is_unsigned: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Added:
     """Verify a checkpoint by its digests, and sign it.
@@ -56,22 +58,33 @@ def add_signature(
         signer: whose signature is added.
         within_s: seconds that it may take.
         sealing: opens a sealed checkpoint, which is then verified segment by segment too.
-        trust: who would judge it; says what is missing afterwards.
+        trust: who judges it: at least one signature that it knows has to hold already. It also says what is
+            missing afterwards.
+        is_unsigned: the signer vouches alone: nobody whom ``trust`` knows need have signed before.
 
     Raises:
-        IntegrityError: it is damaged; or a signature that stands at this key's place is another's or wrong.
+        IntegrityError: it is damaged; or a signature that stands at this key's place is another's or wrong;
+            or, as `UntrustedError`, nobody whom the policy trusts has signed it. No key is asked for then.
         KeyServiceError, NoKeyError: the signer's.
         StoreError: the store could not be asked.
     """
+    data = store.read(layout.data_key(commit.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes)
+    if not sha256_of(data).matches(commit.manifest):
+        raise IntegrityError(
+            f"the manifest of {commit.name} is not the one that COMMIT pins; nothing is signed"
+        )
+    if trust is not None and not trust.standing(store, commit, data) and not is_unsigned:
+        raise UntrustedError(
+            f"nobody whom the policy trusts has signed {commit.name}: whoever can write to the storage may have "
+            "made it, and your signature would be the first to vouch for it. If you know that it is right, say "
+            "so (--unsigned)"
+        )
     report = verify_checkpoint(store, commit.name, guard=Guard(sealing=sealing), on_progress=on_progress)
     if report.problems:
         first = report.problems[0]
         raise IntegrityError(
             f"{commit.name} is not signed, because it is not whole: {first.key}: {first.message}"
         )
-    data = store.read(layout.data_key(commit.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes)
-    if not sha256_of(data).matches(commit.manifest):
-        raise IntegrityError(f"the manifest of {commit.name} changed while it was verified; try again")
     files = Manifest.decode(data, f"{layout.MANIFEST} of {commit.name}").files
     payload = oms.statement(resources_of(data, files))
     key_id = signer.public_key.id
@@ -96,7 +109,7 @@ def _check_stands(store: Store, key: str, signer: Signer, payload: bytes) -> Non
         )
 
 
-def _missing(store: Store, commit: Commit, manifest: bytes, trust: Trust | None) -> str | None:
+def _missing(store: Store, commit: Commit, manifest: bytes, trust: ManifestTrust | None) -> str | None:
     if trust is None:
         return None
     try:

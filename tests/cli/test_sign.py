@@ -104,7 +104,10 @@ def test_a_second_signature_meets_the_policy(run: Path, strongroom: Strongroom) 
 def test_signing_says_what_the_policy_still_asks_for(keys: Path, strongroom: Strongroom) -> None:
     with Checkpointer("run") as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3)}).result(timeout_s=60)
-    signed = strongroom("sign", "run", "--key", "file:bob.pem", "--security", "both.toml")
+    refused = strongroom("sign", "run", "--key", "file:bob.pem", "--security", "both.toml")
+    assert refused.status == 1
+    assert "--unsigned" in refused.err
+    signed = strongroom("sign", "run", "--key", "file:bob.pem", "--security", "both.toml", "--unsigned")
     assert signed.status == 0
     assert "asks for more" in signed.out
     assert id_of(keys / "alice.pub") in signed.out.replace("\n", "")

@@ -25,6 +25,7 @@ from strongroom.errors import (
     NoWholeCheckpointError,
     RollbackError,
     SaveError,
+    StoreFullError,
     StrongroomError,
     UntrustedError,
 )
@@ -50,6 +51,7 @@ from strongroom_security.publickeys import PublicKey
 from strongroom_security.rotation import SetRecipients, rotate
 from strongroom_security.signers.file import FileSigner
 from strongroom_security.signers.generating import generate_key
+from strongroom_security.trust import ManifestTrust
 
 
 class Counted:
@@ -456,7 +458,9 @@ def test_a_fall_back_below_the_floor_is_refused_and_says_what_was_skipped(
         restored(root, policy)
 
 
-def test_going_back_on_purpose_takes_the_floor_along(tmp_path: Path, alice: Counted, floor: str) -> None:
+def test_going_on_from_an_older_copy_on_purpose_leads_above_the_floor(
+    tmp_path: Path, alice: Counted, floor: str
+) -> None:
     root = tmp_path / "run"
     policy = signed_by(alice, floor=floor)
     save(root, policy, 1)
@@ -464,10 +468,154 @@ def test_going_back_on_purpose_takes_the_floor_along(tmp_path: Path, alice: Coun
     save(root, policy, 2, 3)
     shutil.rmtree(root)
     shutil.copytree(tmp_path / "yesterday", root)
-    # The new line comes by positions that the old one had: launch 2, steps 2 and 3.
+    # Not by saving alone: all of that would lie below the floor.
+    with Checkpointer(root, security=policy) as ck, pytest.raises(RollbackError, match="launches up to 1"):
+        ck.save(2, {"weight": weight(2)})
     save(root, policy, 2)
     found = restored(root, policy)
-    assert (found.step, found.checkpoint.launch) == (2, 2)
+    assert (found.step, found.checkpoint.launch) == (2, 3)
+    # Launch 2, which the older copy has lost, is claimed too: no record is missing.
+    report = verify(LocalStore(root), everything=True, chain=True, guard=policy.guard)
+    assert report.verdict == "whole", report.problems
+
+
+def test_looking_at_an_older_checkpoint_on_purpose_lowers_no_floor(
+    tmp_path: Path, alice: Counted, floor: str
+) -> None:
+    root = tmp_path / "run"
+    policy = signed_by(alice, floor=floor)
+    save(root, policy, 1)
+    shutil.copytree(root, tmp_path / "yesterday")
+    save(root, policy, 2)
+    with Checkpointer(root, security=policy) as ck:
+        found = ck.restore({"weight": torch.zeros(8, 8)}, step=1, accept_older=True)
+        assert found is not None
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "yesterday", root)
+    with pytest.raises(RollbackError):
+        restored(root, policy)
+
+
+@pytest.mark.parametrize("all_of_it", (True, False), ids=("everything", "the checkpoints"))
+def test_an_emptied_root_is_no_new_one(all_of_it: bool, tmp_path: Path, alice: Counted, floor: str) -> None:
+    root, other = tmp_path / "run", tmp_path / "other"
+    policy = signed_by(alice, floor=floor)
+    save(root, policy, 1, 2)
+    save(other, signed_by(alice), 7)
+    for path in list(root.iterdir()):
+        if all_of_it or path.name.startswith("step-"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(RollbackError, match="were taken away"):
+        restored(root, policy)
+    with pytest.raises(RollbackError, match="were taken away"):
+        restored(root, policy, init_from=other)
+    # Nor is it by whoever saves without looking; and nothing is written there.
+    with Checkpointer(root, security=policy) as ck, pytest.raises(RollbackError):
+        ck.save(1, {"weight": weight(1)})
+    assert (root / "run.json").exists() is not all_of_it
+    report = verify(LocalStore(root), guard=policy.guard)
+    assert "rolled back" in [problem.kind for problem in report.root_problems]
+    with Checkpointer(root, security=policy) as ck:
+        assert ck.restore({"weight": torch.zeros(8, 8)}, accept_older=True) is None
+        ck.save(1, {"weight": weight(1)}).result(60)
+
+
+def test_without_a_floor_launch_records_still_tell_of_checkpoints_that_are_gone(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    save(root, None, 1)
+    save(root, None, 2)
+    for path in root.glob("step-*"):
+        shutil.rmtree(path)
+    with pytest.raises(RollbackError, match="launch 2 went on from step 1"):
+        restored(root, SecurityPolicy())
+
+
+def test_a_floor_that_cannot_be_written_is_told_and_stops_nothing(
+    tmp_path: Path, alice: Counted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    policy = signed_by(alice, floor=f"file:{tmp_path}/floor.json")
+    save(root, policy, 1)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFullError("no space left")
+
+    assert policy.guard.floor is not None
+    monkeypatch.setattr(type(policy.guard.floor), "lift", full)
+    save(root, policy, 2)
+    assert restored(root, policy).step == 2
+    told = [record.message for record in caplog.records if "could not be told of step 2" in record.message]
+    assert len(told) == 2
+    assert all("no space left" in message for message in told)
+
+
+def planted(root: Path, step: int, launch: int) -> None:
+    """A checkpoint as anyone makes it who can create files."""
+    folder = root / f"step-{step:012d}-{launch:04d}-{'ab' * 8}"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/MANIFEST.json").write_bytes(b"{}")
+    commit = json.loads((folder_of(root, 1) / "COMMIT").read_bytes())
+    del commit["~digest"]
+    commit |= {
+        "attempt": "ab" * 8, "launch": launch, "manifest": str(sha256_of(b"{}")), "signature": None,
+        "step": step,
+    }  # fmt: skip
+    (folder / "COMMIT").write_bytes(with_self_digest(commit))
+
+
+def test_planted_checkpoints_make_retention_remove_none_of_the_true_ones(
+    tmp_path: Path, alice: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "run"
+    with Checkpointer(root, security=signed_by(alice), keep=KeepLast(count=3)) as ck:
+        for step in (1, 2, 3):
+            ck.save(step, {"weight": weight(step)}).result(60)
+        ck.wait()
+        for step in (901, 902, 903):
+            planted(root, step, 1)
+        ck.save(4, {"weight": weight(4)}).result(60)
+        ck.wait()
+    assert sorted(int(path.name[5:17]) for path in root.glob("step-*")) == [2, 3, 4, 901, 902, 903]
+    assert sum("counts for nothing in retention" in record.message for record in caplog.records) == 3
+
+
+def test_what_was_committed_just_now_stays_whatever_claims_to_be_newer(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with Checkpointer(root, keep=KeepLast(count=1)) as ck:
+        ck.save(1, {"weight": weight(1)}).result(60)
+        ck.wait()
+        planted(root, 901, 1)
+        ck.save(2, {"weight": weight(2)}).result(60)
+        ck.wait()
+    assert 2 in [int(path.name[5:17]) for path in root.glob("step-*")]
+
+
+def test_a_planted_newest_hides_no_rollback_from_verify(tmp_path: Path, alice: Counted, floor: str) -> None:
+    root = tmp_path / "run"
+    policy = signed_by(alice, floor=floor)
+    save(root, policy, 1)
+    shutil.copytree(root, tmp_path / "yesterday")
+    save(root, policy, 2)
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "yesterday", root)
+    planted(root, 999_999, 1)
+    report = verify(LocalStore(root), step=1, guard=policy.guard)
+    assert sorted(problem.kind for problem in report.root_problems) == ["rolled back", "untrusted"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable")
+def test_a_plain_dcp_writer_goes_on_from_no_planted_parent(tmp_path: Path, alice: Counted) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from strongroom.dcp import StrongroomWriter
+
+    root = tmp_path / "run"
+    save(root, signed_by(alice), 1)
+    planted(root, 901, 1)
+    writer = StrongroomWriter(root, step=2, security=signed_by(alice))
+    dcp.save({"weight": weight(2)}, storage_writer=writer, no_dist=True)
+    launch = Launch.decode((root / launch_key(2)).read_bytes(), "it")
+    assert launch.parent == commit_of(root, 1).ref
 
 
 def test_a_rewind_that_was_asked_for_goes_on_above_the_floor(
@@ -588,7 +736,9 @@ def test_a_threshold_is_met_by_a_signature_that_is_added(
     both = SecurityPolicy(verify=Verify(requirement=Threshold(2, [alice.public_key, bob.public_key])))
     with pytest.raises(NoWholeCheckpointError, match=bob.public_key.id):
         restored(root, both)
-    added = add_signature(store, commit_of(root, 1), bob, within_s=30, trust=both.guard.trust)
+    trust = both.guard.trust
+    assert isinstance(trust, ManifestTrust)
+    added = add_signature(store, commit_of(root, 1), bob, within_s=30, trust=trust)
     assert (added.is_new, added.missing) == (True, None)
     assert added.key.endswith(f"signatures/{bob.public_key.id}.json")
     assert restored(root, both).step == 1
@@ -598,6 +748,32 @@ def test_a_threshold_is_met_by_a_signature_that_is_added(
     assert set(report.checkpoints[0].signers) == {alice.public_key.id, bob.public_key.id}
     again = add_signature(store, commit_of(root, 1), bob, within_s=30)
     assert not again.is_new
+
+
+def test_nobody_is_led_to_sign_what_nobody_trusted_made(tmp_path: Path, alice: Counted, bob: Counted) -> None:
+    root, keeper = tmp_path / "run", Keeper()
+    seal = Seal(recipients=[keeper])
+    save(root, SecurityPolicy(seal=seal), 1)
+    either = SecurityPolicy(seal=seal, verify=Verify(keys=[alice.public_key, bob.public_key]))
+    trust = either.guard.trust
+    assert isinstance(trust, ManifestTrust)
+    store, commit = LocalStore(root), commit_of(root, 1)
+    with pytest.raises(UntrustedError, match="--unsigned"):
+        add_signature(store, commit, bob, within_s=30, sealing=either.sealing, trust=trust)
+    assert (bob.count, keeper.unwraps) == (0, [])
+    added = add_signature(
+        store, commit, bob, within_s=30, sealing=either.sealing, trust=trust, is_unsigned=True
+    )
+    assert added.missing is None
+    # A signature that COMMIT pins and that is wrong is nobody's to sign beside.
+    save(tmp_path / "other", signed_by(alice), 1)
+    path = folder_of(tmp_path / "other", 1) / "signature.json"
+    path.write_bytes(path.read_bytes().replace(b'"sig":"', b'"sig":"MA'))
+    recommitted(tmp_path / "other", 1)
+    with pytest.raises(IntegrityError):
+        add_signature(
+            LocalStore(tmp_path / "other"), commit_of(tmp_path / "other", 1), bob, within_s=30, trust=trust
+        )
 
 
 def test_what_is_damaged_gets_no_signature(tmp_path: Path, alice: Counted, bob: Counted) -> None:

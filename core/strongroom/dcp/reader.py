@@ -56,15 +56,22 @@ class StrongroomReader(StorageReader):
         step: which checkpoint; or give it to ``dcp.load`` as ``checkpoint_id``; None: the
             newest. With several ranks give it, so that all read the same one.
         security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
-            if it is set. Each rank unlocks a sealed checkpoint by itself.
+            if it is set. Each rank judges and unlocks a checkpoint by itself.
+        accept_older: allow one below the policy's floor.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] | Store, *, step: int | None = None, security: Any = None
+        self,
+        root: str | os.PathLike[str] | Store,
+        *,
+        step: int | None = None,
+        security: Any = None,
+        accept_older: bool = False,
     ) -> None:
         super().__init__()
         policy = load_policy(security)
         self._guard = policy.guard if policy is not None else NO_GUARD
+        self._accept_older = accept_older
         self._root = root
         self._step = None if step is None else step_of(step)
         self._opened: OpenedCheckpoint | None = None
@@ -138,7 +145,7 @@ class StrongroomReader(StorageReader):
         if commit is None:
             raise IntegrityError(history.damaged[name])
         opened = open_checkpoint(store, commit, self._guard)
-        if self._guard.floor is not None:
+        if self._guard.floor is not None and not self._accept_older:
             self._guard.floor.check(store.uri, commit)
         self._records = _Records(opened.index)
         self._values, mapping = _flat(opened.state)

@@ -28,26 +28,29 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from strongroom import completeness, layout, plan, stage
 from strongroom.atoms import node
-from strongroom.catalog import Catalog, Checkpoint
+from strongroom.catalog import Catalog, Checkpoint, History
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
 from strongroom.digest import DigestAlgorithm
 from strongroom.dtypes import bytes_of
 from strongroom.errors import (
     ConfigError,
+    IntegrityError,
+    NoWholeCheckpointError,
     SaveError,
     StrongroomError,
 )
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord, decode_index, encode_index
 from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
-from strongroom.opened import encode_document
+from strongroom.opened import encode_document, open_checkpoint
 from strongroom.parallel import run_all
 from strongroom.parts import producer
 from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
-from strongroom.signing import NO_GUARD
+from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
+from strongroom.turns import launch_to_exceed
 from strongroom.values import Encoder, Node
 from strongroom.workers import writing_workers
 
@@ -98,6 +101,7 @@ class StrongroomWriter(StorageWriter):
             if it is set.
         digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
         timeout_s: seconds after which a save never commits.
+        accept_older: go on although the root is an older one than the policy's floor remembers.
         clock: the time.
         draw: random hex digits for ``n`` bytes.
     """
@@ -111,6 +115,7 @@ class StrongroomWriter(StorageWriter):
         security: Any = None,
         digest: str | None = None,
         timeout_s: float = 1800.0,
+        accept_older: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         draw: Any = secrets.token_hex,
     ) -> None:
@@ -126,6 +131,7 @@ class StrongroomWriter(StorageWriter):
         self._one_off: OneOff | None = None
         self._attempt_made: Attempt | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s)
+        self._accept_older = accept_older
         self._clock = clock
         self._draw = draw
         self._launch: Launch | None = None
@@ -215,10 +221,9 @@ class StrongroomWriter(StorageWriter):
         except StrongroomError:
             attempt.abort()
             raise
-        if self._guard.floor is not None:
-            self._guard.floor.lift(open_store(self._root).uri, committed.commit)
         self._newest = committed.ref
         self.committed = Checkpoint.of(committed.commit)
+        self._guard.remember(open_store(self._root).uri, committed.commit)
         self._ticket = self._attempt_made = self._one_off = None
 
     @classmethod
@@ -229,14 +234,11 @@ class StrongroomWriter(StorageWriter):
 
     def _claim(self, store: Store) -> Launch:
         now_ms = self._clock.now_ms()
-        run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms)
+        # Before a run record is written: a root that lost its own must not get another run's.
         history = Catalog(store, self._guard.trust).history()
-        parent: CheckpointRef | None = None
-        if self._parent == "newest":
-            newest = next((name for name in history.line.newest_first if name in history.commits), None)
-            parent = history.commits[newest].ref if newest else None
-        elif self._parent is not None:
-            parent = history.commits[history.at_step(self._parent)].ref
+        above = launch_to_exceed(self._guard.floor, store.uri, history, accept_older=self._accept_older)
+        parent = self._find_parent(store, history)
+        run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms)
         self._launch = claim_launch(
             store,
             run=run.run,
@@ -245,8 +247,37 @@ class StrongroomWriter(StorageWriter):
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
             signing=self._signing,
+            above=above,
         )
         return self._launch
+
+    def _find_parent(self, store: Store, history: History) -> CheckpointRef | None:
+        """What the launch goes on from: judged, since the launch pins it and is signed."""
+        if self._parent is None:
+            return None
+        candidates = (
+            history.line.newest_first if self._parent == "newest" else (history.at_step(self._parent),)
+        )
+        reasons: list[tuple[int, str]] = []
+        for name in candidates:
+            try:
+                commit = history.whole(name)
+                open_checkpoint(store, commit, Guard(trust=self._guard.trust))
+            except IntegrityError as error:
+                if self._parent != "newest":
+                    raise
+                reasons.append((name.step, str(error)))
+                continue
+            if self._guard.floor is not None and not self._accept_older:
+                self._guard.floor.check(store.uri, commit)
+            return commit.ref
+        if reasons:
+            told = "; ".join(f"step {step}: {reason}" for step, reason in reasons)
+            raise NoWholeCheckpointError(
+                f"none of the checkpoints here can be gone on from: {told}. parent=None begins a new line",
+                reasons=reasons,
+            )
+        return None
 
     def _ticket_of(self, plan: SavePlan) -> _Ticket:
         # The coordinator trusts its own, since DCP's plan cache replays an older plan's.
