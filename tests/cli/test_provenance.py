@@ -6,16 +6,25 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from strongroom import Checkpointer
+from strongroom import Checkpointer, canonical
+from strongroom.digest import sha256_of
+from strongroom.manifest import MANIFEST_BOUNDS, Commit
+from strongroom_security import oms
+
+sys.path.append(str(Path(__file__).parent.parent / "security"))
+
+from authorities import SIGNER_NAME, issue, issue_signer
 
 Strongroom = Callable[..., Any]
 
@@ -184,6 +193,109 @@ def test_a_signed_statement_verifies_with_the_policys_key(
     message = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     key.public_key().verify(base64.b64decode(signature["sig"]), message, ec.ECDSA(hashes.SHA256()))
     assert json.loads(payload) == strongroom("provenance", told_root, "--format", "slsa").json
+
+
+def rewrite_commit(folder: Path, **changed: Any) -> None:
+    """Another COMMIT, as whoever can write to the storage may put there."""
+    commit = Commit.decode((folder / "COMMIT").read_bytes(), "COMMIT")
+    (folder / "COMMIT").write_bytes(replace(commit, **changed).encode())
+
+
+def test_when_it_was_finished_is_told_by_what_is_signed(strongroom: Strongroom, tmp_path: Path) -> None:
+    root = save(tmp_path / "run")
+    before = strongroom("provenance", root, "--format", "slsa").json
+    (folder,) = root.glob("step-000000000002-*")
+    rewrite_commit(folder, committed_at_ms=1_000)
+    after = strongroom("provenance", root, "--format", "slsa").json
+    assert after == before
+    at_ms = json.loads((folder / "data" / "MANIFEST.json").read_bytes())["created_at_ms"]
+    finished = datetime.fromisoformat(
+        after["predicate"]["runDetails"]["metadata"]["finishedOn"][:-1] + "+00:00"
+    )
+    assert round(finished.timestamp() * 1000) == at_ms
+
+
+def test_notes_in_a_manifest_are_within_the_subject(
+    strongroom: Strongroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = save(tmp_path / "run", digest="sha256")
+    (folder,) = root.glob("step-000000000002-*")
+    path = folder / "data" / "MANIFEST.json"
+    members = canonical.decode(path.read_bytes(), "it", MANIFEST_BOUNDS)
+    assert isinstance(members, dict)
+    path.write_bytes(canonical.encode({**members, "x-note": "by another writer"}))
+    rewrite_commit(folder, manifest=sha256_of(path.read_bytes()))
+    assert strongroom("keys", "init", "signer.pem", "--kind", "sign-p256").status == 0
+    signed = strongroom("sign", root, "--key", "file:signer.pem", "--unsigned", "--json")
+    assert signed.status == 0, signed.err
+    bundle = oms.decode_bundle((root / signed.json["file"]).read_bytes(), "it")
+    subject = json.loads(bundle.envelope.payload)["subject"]
+    statement = strongroom("provenance", root, "--format", "slsa").json
+    assert statement["subject"][0]["digest"] == subject[0]["digest"]
+    digests = b"".join(hashlib.sha256(each.read_bytes()).digest() for each in sorted(path.parent.iterdir()))
+    assert subject[0]["digest"] == {"sha256": hashlib.sha256(digests).hexdigest()}
+
+
+def test_under_a_threshold_nothing_is_told_until_enough_have_signed(
+    strongroom: Strongroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("alice", "bob"):
+        assert strongroom("keys", "init", f"{name}.pem", "--kind", "sign-p256").status == 0
+    Path("alice.toml").write_text('[sign]\nkey = "file:alice.pem"\n')
+    verify = '[verify]\nkeys = ["file:alice.pub", "file:bob.pub"]\nthreshold = 2\n'
+    for name in ("alice", "bob"):
+        Path(f"{name}-of-both.toml").write_text(f'[sign]\nkey = "file:{name}.pem"\n{verify}')
+    root = save(tmp_path / "run", security="alice.toml")
+    forms = (["json"], ["openlineage"], ["slsa"], ["slsa", "--sign"])
+    for form in forms:
+        done = strongroom("provenance", root, "--security", "bob-of-both.toml", "--format", *form)
+        assert (done.status, done.out) == (1, ""), form
+        assert "2 of 2" in done.err
+    assert strongroom("sign", root, "--key", "file:bob.pem").status == 0
+    for form in forms:
+        done = strongroom("provenance", root, "--security", "bob-of-both.toml", "--format", *form)
+        assert done.status == 0, done.err
+    # Each signs a statement of its own; both are of the same.
+    bundles = [
+        oms.decode_bundle(
+            strongroom(
+                "provenance", root, "--security", f"{name}-of-both.toml", "--format", "slsa", "--sign"
+            ).out.encode(),
+            "it",
+        )
+        for name in ("alice", "bob")
+    ]
+    assert bundles[0].envelope.payload == bundles[1].envelope.payload
+    assert bundles[0].key_id != bundles[1].key_id
+
+
+def test_a_statement_by_a_certified_key_carries_its_certificates(
+    strongroom: Strongroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    from strongroom_security.certificates import Authority
+
+    monkeypatch.chdir(tmp_path)
+    assert strongroom("keys", "init", "signer.pem", "--kind", "sign-p256").status == 0
+    start = datetime.now(timezone.utc) - timedelta(days=1)
+    authority = issue("root", start=start)
+    key: Any = load_pem_private_key(Path("signer.pem").read_bytes(), None)
+    Path("root.crt").write_bytes(authority.pem)
+    Path("chain.pem").write_bytes(issue_signer(authority, key, start=start).pem)
+    Path("certified.toml").write_text(
+        '[sign]\nkey = "file:signer.pem"\ncertificate = "file:chain.pem"\n\n'
+        f'[verify]\nauthorities = [{{roots = "root.crt", names = ["{SIGNER_NAME}"]}}]\n'
+    )
+    root = save(tmp_path / "run", security="certified.toml")
+    for form in ("json", "openlineage", "slsa"):
+        assert strongroom("provenance", root, "--security", "certified.toml", "--format", form).status == 0
+    done = strongroom("provenance", root, "--security", "certified.toml", "--format", "slsa", "--sign")
+    bundle = oms.decode_bundle(done.out.encode(), "it")
+    public = Authority.read(Path("root.crt"), [SIGNER_NAME]).leaf(bundle.certificates, "it")
+    assert public.verify(bundle.envelope.to_be_signed, bundle.envelope.signature)
 
 
 # -------------------------------------------------------------------------------------------- OpenLineage
