@@ -1,6 +1,7 @@
 """Certificates under an authority of one's own: whose key signed, and when its certificate was valid.
 
-An `Authority` is roots and names: whoever has a certificate from one of the roots, for signing, in one of
+A certificate is read whole and at once, since it may be anyone's: `parse_certificate` is the only place. An
+`Authority` is roots and names: whoever has a certificate from one of the roots, for signing, in one of
 the names, is trusted as one key would be. Chains are built and verified by ``cryptography``; what is
 decided here is what the certificates have to say. Nobody is asked whether one was revoked: a trust list
 does that by key. Certificates out of Sigstore's public authority, which live for minutes and lean on a
@@ -9,16 +10,16 @@ transparency log, are not verified.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -26,10 +27,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from strongroom.errors import ConfigError, FormatError, UntrustedError
 from strongroom_security.fields import encode_fields
 from strongroom_security.publickeys import PublicKey
+from strongroom_security.recipients.keyfiles import read_public
 
-__all__ = ["Authority"]
+__all__ = ["Authority", "key_of_certificate", "parse_certificate"]
 
 _MAX_ROOTS: Final = 100
+_MAX_ROOT_FILE_BYTES: Final = 1 << 20
 _MAX_CERTIFICATES: Final = 10
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+")
@@ -63,7 +66,11 @@ class Authority:
                 f"e-mail address or a host name"
             )
         for root in self.roots:
-            if not _is_authority(root):
+            try:
+                _check_whole(root, self.uri)
+            except FormatError as error:
+                raise ConfigError(str(error)) from None
+            if not _is_authority(root, self.uri):
                 raise ConfigError(
                     f"{self.uri} holds the certificate of {_who(root)}, which is not one of an authority "
                     f"(basicConstraints); give the root that signers' certificates come from"
@@ -78,22 +85,23 @@ class Authority:
             names: as in `Authority`.
 
         Raises:
-            ConfigError: there is no such file, or no certificates in it.
+            ConfigError: there is no such file, anyone may write it, or there are no certificates in it.
         """
         if isinstance(source, Path):
             uri = f"file:{source}"
             try:
-                pem = source.read_bytes()
-            except OSError as error:
+                pem = read_public(source, limit_bytes=_MAX_ROOT_FILE_BYTES)
+            except ConfigError as error:
                 raise ConfigError(
                     f"{source}, of an authority's certificates, cannot be read: {error}"
                 ) from error
         else:
             uri, pem = "an authority's certificates", source.encode("utf-8", "replace")
         try:
-            roots = tuple(x509.load_pem_x509_certificates(pem))
-        except ValueError as error:
-            raise ConfigError(f"{uri} holds no certificates in PEM: {error}") from None
+            with _told(f"{uri} holds no certificates in PEM"):
+                roots = tuple(x509.load_pem_x509_certificates(pem))
+        except FormatError as error:
+            raise ConfigError(str(error)) from None
         return cls(roots=roots, names=tuple(names), uri=uri)
 
     @property
@@ -120,12 +128,12 @@ class Authority:
 
         Raises:
             UntrustedError: they lead to no root; one never was valid together with the others; the
-                signer's is not for signing code, or in no name that counts.
+                signer's is an authority's, not for signing code, or in no name that counts.
             FormatError: one is malformed, or its key is on no curve that is signed on.
         """
         chain = _parse(certificates, what)
         signer = chain[0]
-        key = _key_of(signer, what)
+        key = _key_of(signer, f"the key in the signer's certificate of {what}")
         self._check_usage(signer, what)
         self._check_name(signer, what)
         # Whichever certificates the chain turns out to take, it holds from the day of the youngest on.
@@ -170,20 +178,29 @@ class Authority:
 
     def _problem(self, chain: list[x509.Certificate], at: datetime) -> str | None:
         """Why certificates do not lead to a root at a time, or None where they do."""
-        verifier = (
-            verification.PolicyBuilder()
-            .store(verification.Store(list(self.roots)))
-            .time(at)
-            .extension_policies(ca_policy=_AUTHORITIES, ee_policy=verification.ExtensionPolicy.permit_all())
-            .build_client_verifier()
-        )
         try:
-            verifier.verify(chain[0], chain[1:])
-        except (verification.VerificationError, ValueError, UnsupportedAlgorithm) as error:
-            return str(error).partition("\n")[0][:200]
+            with _told("they cannot be verified"):
+                verifier = (
+                    verification.PolicyBuilder()
+                    .store(verification.Store(list(self.roots)))
+                    .time(at)
+                    .extension_policies(
+                        ca_policy=_AUTHORITIES, ee_policy=verification.ExtensionPolicy.permit_all()
+                    )
+                    .build_client_verifier()
+                )
+                verifier.verify(chain[0], chain[1:])
+        except FormatError as error:
+            return str(error)
         return None
 
     def _check_usage(self, signer: x509.Certificate, what: str) -> None:
+        # What an authority signs is certificates; with one key for both, a file could be taken for one.
+        if _is_authority(signer, what):
+            raise UntrustedError(
+                f"{what} is signed by {_who(signer)}, whose certificate is an authority's "
+                f"(basicConstraints); issue one for the signer alone"
+            )
         usage = _extension(signer, x509.KeyUsage, what)
         if usage is None or not usage.digital_signature:
             raise UntrustedError(
@@ -232,41 +249,77 @@ _AUTHORITIES: Final = (
 )
 
 
+def parse_certificate(der: bytes, what: str) -> x509.Certificate:
+    """A certificate, of which all that is asked later was found to be readable.
+
+    Args:
+        what: names it in errors.
+
+    Raises:
+        FormatError: it is malformed in any way.
+    """
+    with _told(f"{what} is not X.509 in DER"):
+        certificate = x509.load_der_x509_certificate(der)
+    _check_whole(certificate, what)
+    return certificate
+
+
+def key_of_certificate(der: bytes, what: str) -> PublicKey:
+    """The key that a certificate is for, whoever issued it.
+
+    Raises:
+        FormatError: the certificate is malformed, or its key is on no curve that is signed on.
+    """
+    return _key_of(parse_certificate(der, what), f"the key in {what}")
+
+
+@contextlib.contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Make a FormatError of whatever the library has to say of a certificate."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        # Which of its exceptions a malformed certificate comes to is nowhere promised: ValueError, TypeError,
+        # InvalidVersion, DuplicateExtension and UnsupportedAlgorithm have been seen.
+        text = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise FormatError(f"{problem}: {text}") from None
+
+
+def _check_whole(certificate: x509.Certificate, what: str) -> None:
+    """Ask for all that the library reads only when it is asked."""
+    with _told(f"{what} is malformed"):
+        for name in (certificate.subject, certificate.issuer):
+            name.rfc4514_string()
+        for each in certificate.extensions:
+            repr(each.value)
+        certificate.public_key()
+        _ = certificate.signature_hash_algorithm, certificate.serial_number
+        _ms(certificate.not_valid_before_utc), _ms(certificate.not_valid_after_utc)
+
+
 def _parse(certificates: Sequence[bytes], what: str) -> list[x509.Certificate]:
     if not 1 <= len(certificates) <= _MAX_CERTIFICATES:
         raise FormatError(f"{what} has {len(certificates)} certificates; expected 1 to {_MAX_CERTIFICATES}")
-    parsed = []
-    for position, der in enumerate(certificates):
-        try:
-            parsed.append(x509.load_der_x509_certificate(der))
-        except (ValueError, x509.InvalidVersion) as error:
-            raise FormatError(f"certificate {position} of {what} is not X.509 in DER: {error}") from None
-    return parsed
+    return [
+        parse_certificate(der, f"certificate {position} of {what}")
+        for position, der in enumerate(certificates)
+    ]
 
 
 def _key_of(certificate: x509.Certificate, what: str) -> PublicKey:
-    what = f"the key in the signer's certificate of {what}"
-    try:
+    with _told(f"{what} cannot be read"):
         der = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FormatError(f"{what} cannot be read: {error}") from None
     return PublicKey.from_der(der, what)
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension], what: str) -> _Extension | None:
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise FormatError(f"the signer's certificate of {what} has a malformed extension: {error}") from None
+    with _told(f"the certificate of {what} has a malformed extension"):
+        return next((each.value for each in certificate.extensions if isinstance(each.value, kind)), None)
 
 
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, ValueError, x509.DuplicateExtension):
-        return False
+def _is_authority(certificate: x509.Certificate, what: str) -> bool:
+    constraints = _extension(certificate, x509.BasicConstraints, what)
+    return constraints is not None and constraints.ca
 
 
 def _names(certificate: x509.Certificate, what: str) -> set[tuple[str, str]]:
@@ -289,9 +342,11 @@ def _kind_and_name(name: str) -> tuple[str, str]:
 
 
 def _who(certificate: x509.Certificate) -> str:
+    """Whose certificate it is, for people; never an error, since it stands in those of others."""
     try:
-        return repr(certificate.subject.rfc4514_string()[:120])
-    except ValueError:
+        with _told("the subject cannot be read"):
+            return repr(certificate.subject.rfc4514_string()[:120])
+    except FormatError:
         return "a subject that cannot be read"
 
 

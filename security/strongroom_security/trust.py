@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from strongroom import layout
 from strongroom.config import SYSTEM_CLOCK
@@ -35,10 +31,11 @@ from strongroom.manifest import MANIFEST_BOUNDS, CheckpointRef, Commit, Launch, 
 from strongroom.signing import Trusted
 from strongroom.stores.base import Store
 from strongroom_security import oms
-from strongroom_security.certificates import Authority
+from strongroom_security.certificates import Authority, key_of_certificate
 from strongroom_security.dsse import pae
+from strongroom_security.fields import encode_fields
 from strongroom_security.publickeys import PublicKey
-from strongroom_security.requirements import Requirement, UnsafeAllowUnsigned
+from strongroom_security.requirements import AllOf, AnyOf, Requirement, Threshold, UnsafeAllowUnsigned
 from strongroom_security.signing import LAUNCH_TYPE
 from strongroom_security.trustlist import Revocation, TrustList
 
@@ -104,20 +101,24 @@ class ManifestTrust:
         self._keys = {key.id: key for key in (*listed, *required)}
         self._required = {key.id for key in required}
         self._authorities = [key for key in requirement.keys if isinstance(key, Authority)]
+        root_set = None if trust_list is None else trust_list.root_set
+        demanded = _fingerprint(requirement, {key.id for key in listed})
+        self._fingerprint = _digits("trust", demanded, "" if trust_list is None else f"list {root_set}")[:16]
 
     def __repr__(self) -> str:
         version = None if self.trust_list is None else self.trust_list.version
         return f"ManifestTrust({self.requirement!r}, trust_list={version})"
 
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits: of the requirement and of who signs the list of keys, not of the list's version."""
+        return self._fingerprint
+
     # ------------------------------------------------------------------------------------- a checkpoint
 
     def judge(self, store: Store, commit: Commit, manifest: bytes) -> Trusted:
         self._tell_expiry()
-        if not sha256_of(manifest).matches(commit.manifest):
-            raise IntegrityError(
-                f"the manifest of {commit.name} has digest {sha256_of(manifest)}, and COMMIT pins "
-                f"{commit.manifest}"
-            )
+        _check_pinned(commit, manifest)
         reasons: list[str] = []
         signed = self._pinned(store, commit, manifest, reasons)
         trusted, standing = self._weighed(store, commit, manifest, signed, reasons)
@@ -135,6 +136,33 @@ class ManifestTrust:
             )
             return Trusted(manifest=_decode(commit, manifest), signers=())
         raise UntrustedError(_told(f"{commit.name}", self._problem(standing) or "", reasons))
+
+    def standing(self, store: Store, commit: Commit, manifest: bytes) -> tuple[str, ...]:
+        """Whose signatures hold over a checkpoint and count to this day, whatever the requirement says.
+
+        Args:
+            commit, manifest: as in `judge`.
+
+        Returns:
+            Ids of keys that are known here and not revoked; empty where none of them has signed.
+
+        Raises:
+            UntrustedError: the signature that ``COMMIT`` pins is by a known key, and wrong.
+            IntegrityError: it is not the one that ``COMMIT`` pins, or what was signed is malformed.
+            StoreError: the store could not be asked.
+        """
+        _check_pinned(commit, manifest)
+        reasons: list[str] = []
+        signed = self._pinned(store, commit, manifest, reasons)
+        folder = f"{commit.name.folder}/{layout.SIGNATURES}"
+        found = [key_id for key_id in map(layout.parse_signature_name, store.list_names(folder)) if key_id]
+        known = [key_id for key_id in found if key_id in self._keys]
+        others = [key_id for key_id in found if key_id not in self._keys] if self._authorities else []
+        signed += self._read_further(store, commit, manifest, [*known, *others[:_MAX_FURTHER]], reasons)
+        if not signed:
+            return ()
+        standing = self._standing(store, commit, _decode(commit, manifest), signed, reasons)
+        return tuple(dict.fromkeys(each.key.id for each in standing))
 
     def _weighed(
         self,
@@ -185,8 +213,19 @@ class ManifestTrust:
     ) -> list[_Signed]:
         """What others have added, each under its key's name; what is wrong there is told and passed over."""
         seen = {each.key.id for each in signed}
+        names = self._further_names(store, commit, seen, reasons)
+        return self._read_further(store, commit, manifest, names, reasons)
+
+    def _read_further(
+        self,
+        store: Store,
+        commit: Commit,
+        manifest: bytes,
+        names: Iterable[str],
+        reasons: list[str],
+    ) -> list[_Signed]:
         found: list[_Signed] = []
-        for key_id in self._further_names(store, commit, seen, reasons):
+        for key_id in names:
             key = layout.further_signature_key(commit.name, key_id)
             try:
                 data = store.read(key, limit_bytes=oms.BUNDLE_BOUNDS.length_bytes)
@@ -266,7 +305,7 @@ class ManifestTrust:
             if key is None:
                 reasons.append(f"{what} is by the key {key_id or 'that it does not name'}, not known here")
             return key, None
-        known = self._keys.get(_leaf_id(certificates[0], what))
+        known = self._keys.get(key_of_certificate(certificates[0], f"the first certificate of {what}").id)
         if known is not None and known.id in self._required:
             # Trusted as itself, so whoever certified it, and until when, is not asked.
             return known, None
@@ -455,14 +494,35 @@ class _Ancestry:
         return parent
 
 
-def _leaf_id(certificate: bytes, what: str) -> str:
-    """The id of the key that a certificate is for, whoever issued it."""
-    try:
-        key = x509.load_der_x509_certificate(certificate).public_key()
-        der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FormatError(f"the first certificate of {what} cannot be read: {error}") from None
-    return PublicKey.from_der(der, f"the key in the first certificate of {what}").id
+def _fingerprint(requirement: Requirement, listed: Collection[str]) -> str:
+    """Digits that tell one requirement from another.
+
+    Args:
+        listed: ids of the keys in the list. A requirement of exactly those is told by that alone, since with
+            the list's next version there are others.
+    """
+    kind = type(requirement).__name__
+    if isinstance(requirement, UnsafeAllowUnsigned):
+        return _digits(kind, _fingerprint(requirement.requirement, listed))
+    if isinstance(requirement, AllOf | AnyOf):
+        parts = sorted(_fingerprint(part, listed) for part in requirement.requirements)
+        return _digits(kind, *parts)
+    ids = {f"{type(key).__name__} {key.id}" for key in requirement.keys}
+    if listed and {key.id for key in requirement.keys} == set(listed):
+        ids = {"as listed"}
+    return _digits(kind, str(requirement.n) if isinstance(requirement, Threshold) else "", *sorted(ids))
+
+
+def _digits(*fields: str) -> str:
+    return sha256_of(encode_fields("strongroom.v1 trust", *fields)).value.hex()
+
+
+def _check_pinned(commit: Commit, manifest: bytes) -> None:
+    if not sha256_of(manifest).matches(commit.manifest):
+        raise IntegrityError(
+            f"the manifest of {commit.name} has digest {sha256_of(manifest)}, and COMMIT pins "
+            f"{commit.manifest}"
+        )
 
 
 def _decode(commit: Commit, manifest: bytes) -> Manifest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -156,6 +156,8 @@ class TrustList:
             and each use of it is told.
         keys: sorted by id.
         revoked: sorted by id.
+        root_set: names the root keys by which it was verified (`root_set_id`); None: it was not. It is not
+            part of the list.
 
     Raises:
         FormatError: a value is out of bounds, or something is listed twice.
@@ -166,6 +168,7 @@ class TrustList:
     expires_at_ms: int | None = None
     keys: tuple[TrustedKey, ...] = ()
     revoked: tuple[Revocation, ...] = ()
+    root_set: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_integer("version", self.version, 1)
@@ -331,7 +334,7 @@ class TrustList:
                 f"{what} has {len(good)} of {threshold} root keys' signatures; of {missing} none holds{why}. "
                 f"Have it signed, or get the list from whoever signs it"
             )
-        return cls.decode(payload, what)
+        return replace(cls.decode(payload, what), root_set=root_set_id(roots))
 
 
 def root_set_id(roots: Iterable[PublicKey]) -> str:

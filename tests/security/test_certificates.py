@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import random
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from strongroom.errors import ConfigError, FormatError, UntrustedError
-from strongroom_security.certificates import Authority
+from strongroom_security.certificates import Authority, key_of_certificate
 from strongroom_security.publickeys import PublicKey
 
 CODE_SIGNING = ExtendedKeyUsageOID.CODE_SIGNING
@@ -330,7 +333,96 @@ def test_no_changed_byte_of_a_certificate_goes_unnoticed() -> None:
             authority(ROOT).leaf((changed,), "it")
 
 
+VERSION_AT = LEAF.der.index(bytes.fromhex("a003020102")) + 4
+COMMON_NAME = bytes.fromhex("0603550403")
+"""What stands before a subject's name: then come its string type and its length."""
+
+
+def with_byte(der: bytes, position: int, value: int) -> bytes:
+    return der[:position] + bytes([value]) + der[position + 1 :]
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's word on some of the changed ones
+def test_a_certificate_of_a_version_that_there_is_not_is_malformed() -> None:
+    of_version_10 = with_byte(LEAF.der, VERSION_AT, 9)
+    with pytest.raises(FormatError, match=r"not X\.509"):
+        authority(ROOT).leaf((of_version_10, INTERMEDIATE.der), "it")
+    with pytest.raises(FormatError, match=r"not X\.509"):
+        key_of_certificate(of_version_10, "it")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_name_in_any_string_type_is_read_or_refused() -> None:
+    places = [at + len(COMMON_NAME) for at in range(len(LEAF.der)) if LEAF.der.startswith(COMMON_NAME, at)]
+    assert len(places) == 2
+    for place in places:
+        for tag in range(256):
+            with pytest.raises((FormatError, UntrustedError)):
+                authority(ROOT).leaf((with_byte(LEAF.der, place, tag), INTERMEDIATE.der), "it")
+                # Its own tag, so unchanged.
+                raise UntrustedError("")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("which", (0, 1))
+def test_no_damaged_certificate_is_anything_but_refused(which: int) -> None:
+    chance = random.Random(which)
+    trusted = authority(ROOT)
+    for _ in range(600):
+        changed = bytearray(CHAIN[which])
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            at = chance.randrange(len(changed))
+            changed[at] = chance.choice((chance.randrange(256), changed[at] ^ 1, changed[at] ^ 0x80, 0, 0xFF))
+        chain = [*CHAIN]
+        chain[which] = bytes(changed)
+        for ask in (
+            lambda chain=chain: trusted.leaf(chain, "it"),
+            lambda chain=chain: trusted.check_time(chain, ms(START + DAY), "it"),
+            lambda chain=chain: key_of_certificate(chain[0], "it"),
+        ):
+            with contextlib.suppress(FormatError, UntrustedError):
+                ask()
+
+
+def test_an_authoritys_own_certificate_makes_no_signer() -> None:
+    """Although it is for signing code, in a name that counts, and may sign files by its key usage."""
+    signer = issue(
+        "trainer",
+        INTERMEDIATE,
+        key=KEY,
+        usage="signature",
+        purposes=[CODE_SIGNING],
+        names=[URI],
+    )
+    with pytest.raises(UntrustedError, match="'CN=trainer', whose certificate is an authority's"):
+        authority(ROOT).leaf((signer.der, INTERMEDIATE.der), "it")
+
+
 # -------------------------------------------------------------------------------------------- authorities
+
+
+def test_a_file_of_roots_is_read_as_a_public_key_is(tmp_path: Path) -> None:
+    path = tmp_path / "roots.pem"
+    path.write_bytes(ROOT.pem)
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="anyone may write"):
+        Authority.read(path, [SIGNER_NAME])
+    path.chmod(0o644)
+    assert Authority.read(path, [SIGNER_NAME]).roots == (ROOT.certificate,)
+    os.truncate(path, (1 << 20) + 1)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Authority.read(path, [SIGNER_NAME])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Authority.read(tmp_path / "pipe", [SIGNER_NAME])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_root_that_is_malformed_is_the_policys_error() -> None:
+    at = ROOT.der.index(bytes.fromhex("a003020102")) + 4
+    body = base64.encodebytes(with_byte(ROOT.der, at, 9)).decode()
+    with pytest.raises(ConfigError, match="no certificates in PEM"):
+        Authority.read(f"-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n", [SIGNER_NAME])
 
 
 def test_an_authority_is_read_from_a_file_or_a_text(tmp_path: Path) -> None:
@@ -376,12 +468,12 @@ def test_an_authority_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_published_chain_is_in_no_name_that_could_count() -> None:
+def test_the_published_chain_makes_no_signer() -> None:
     vector = json.loads((Path(__file__).parent / "vectors/oms/certificate.bundle.json").read_text())
     listed = vector["verificationMaterial"]["x509CertificateChain"]["certificates"]
     chain = [base64.b64decode(item["rawBytes"]) for item in listed]
     root = x509.load_der_x509_certificate(chain[-1])
     trusted = Authority(roots=(root,), names=("intermediate-ca",), uri="file:roots.pem")
-    with pytest.raises(UntrustedError, match="holds the names none"):
+    with pytest.raises(UntrustedError, match="whose certificate is an authority's"):
         trusted.leaf(chain, "it")
     trusted.check_time(chain, ms(datetime(2025, 6, 1, tzinfo=timezone.utc)))

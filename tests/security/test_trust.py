@@ -10,8 +10,9 @@ import pytest
 from signed_checkpoints import AT_MS, RUN, Certifier, Written, key_of, launch, line, name_of, signer, write
 
 from strongroom import layout
+from strongroom.digest import sha256_of
 from strongroom.errors import IntegrityError, ObjectNotFoundError, UntrustedError
-from strongroom.manifest import CheckpointRef
+from strongroom.manifest import CheckpointRef, LaunchSignature
 from strongroom.signing import Trust, Trusted
 from strongroom.stores.base import Store
 from strongroom.stores.memory import MemoryStore
@@ -19,13 +20,15 @@ from strongroom_security import oms
 from strongroom_security.certificates import Authority
 from strongroom_security.requirements import (
     AllOf,
+    AnyOf,
     Requirement,
     RequireSigner,
     Threshold,
     UnsafeAllowUnsigned,
 )
+from strongroom_security.signers.file import FileSigner
 from strongroom_security.trust import ManifestTrust
-from strongroom_security.trustlist import Revocation, TrustedKey, TrustList, UpTo
+from strongroom_security.trustlist import Revocation, TrustedKey, TrustList, UpTo, sign_trust_list
 
 TRAINER = key_of("trainer")
 NAME = "spiffe://example.org/trainer"
@@ -639,3 +642,133 @@ def test_a_manifest_that_the_commit_does_not_pin_is_refused(store: MemoryStore) 
     written = write(store, signer("trainer"))
     with pytest.raises(IntegrityError, match="and COMMIT pins"):
         by("trainer").judge(store, written.commit, written.data + b" ")
+
+
+# ---------------------------------------------------------------------------------- malformed certificates
+
+
+@pytest.fixture
+def of_version_10(certifier: Certifier) -> bytes:
+    """A certificate of a version that there is not."""
+    (der,) = certifier.signer("trainer").certificates
+    at = der.index(bytes.fromhex("a003020102")) + 4
+    return der[:at] + b"\x09" + der[at + 1 :]
+
+
+@pytest.mark.parametrize("trust", ("key", "authority"))
+def test_a_malformed_certificate_in_a_pinned_signature_is_damage(
+    trust: str, of_version_10: bytes, certifier: Certifier, store: MemoryStore
+) -> None:
+    other = write(MemoryStore(), signer("trainer"))
+    signature = signer("trainer").sign(b"", within_s=1.0)
+    data = oms.encode_bundle(other.payload, signature, certificates=[of_version_10])
+    written = write(store, None, signature=data)
+    asked = by("trainer") if trust == "key" else ManifestTrust(RequireSigner([authority(certifier)]))
+    with pytest.raises(IntegrityError, match=r"not X\.509"):
+        judged(written, asked)
+
+
+def test_a_malformed_certificate_in_a_launch_record_is_not_trusted(
+    of_version_10: bytes, certifier: Certifier
+) -> None:
+    record = replace(
+        launch(signer("trainer")),
+        signature=LaunchSignature(
+            key_id="0" * 64, value=signer("trainer").sign(b"", within_s=1.0), certificates=(of_version_10,)
+        ),
+    )
+    for asked in (by("trainer"), ManifestTrust(RequireSigner([authority(certifier)]))):
+        with pytest.raises(UntrustedError, match=r"not X\.509"):
+            asked.judge_launch(record)
+
+
+# ------------------------------------------------------------------------------------------ in a few digits
+
+
+def test_a_fingerprint_tells_what_is_demanded_and_of_whom(certifier: Certifier) -> None:
+    a, b, c = key_of("a"), key_of("b"), key_of("c")
+    demanded: list[Requirement] = [
+        RequireSigner([a]), RequireSigner([a, b]), Threshold(2, [a, b]), Threshold(2, [a, b, c]),
+        Threshold(3, [a, b, c]), AllOf(RequireSigner([a]), RequireSigner([b])),
+        AnyOf(RequireSigner([a]), RequireSigner([b])), UnsafeAllowUnsigned(RequireSigner([a])),
+        RequireSigner([authority(certifier)]),
+    ]  # fmt: skip
+    told = [ManifestTrust(each).fingerprint for each in demanded]
+    assert len(set(told)) == len(demanded)
+    assert all(len(each) == 16 and int(each, 16) >= 0 for each in told)
+    assert ManifestTrust(Threshold(2, [b, a])).fingerprint == told[2]
+    assert ManifestTrust(AllOf(RequireSigner([b]), RequireSigner([a]))).fingerprint == told[5]
+
+
+def test_a_fingerprint_tells_whose_list_counts_and_not_which_version() -> None:
+    requirement = RequireSigner([key_of("trainer")])
+    root, other = signer("root"), signer("other root")
+
+    def verified(version: int, by: FileSigner, *names: str) -> TrustList:
+        made = replace(listing(*(TrustedKey(key=key_of(name), name=name) for name in names)), version=version)
+        return TrustList.verify(sign_trust_list(made, [by]), "it", [by.public_key])
+
+    def told(found: TrustList | None, demanded: Requirement = requirement) -> str:
+        return ManifestTrust(demanded, trust_list=found).fingerprint
+
+    ours = told(verified(1, root, "a"))
+    assert told(verified(2, root, "a", "b")) == ours
+    assert len({ours, told(None), told(verified(1, other, "a"))}) == 3
+    # Where the policy names no keys, all that are listed count, and the next list has others.
+    one, two = verified(1, root, "a"), verified(2, root, "a", "b")
+    assert told(one, RequireSigner(one.public_keys)) == told(two, RequireSigner(two.public_keys))
+    assert told(one, RequireSigner(one.public_keys)) != ours
+
+
+# ------------------------------------------------------------------------------------- whose signatures hold
+
+
+def standing(written: Written, trust: ManifestTrust) -> set[str]:
+    return set(trust.standing(written.store, written.commit, written.data))
+
+
+def test_the_signatures_that_hold_are_told_whatever_is_demanded(store: MemoryStore) -> None:
+    written = write(store, signer("trainer"))
+    written.add(written.sign(signer("validator")), key_of("validator").id)
+    written.add(written.sign(signer("stranger")), key_of("stranger").id)
+    both = {key_of("trainer").id, key_of("validator").id}
+    three = Threshold(3, [key_of("trainer"), key_of("validator"), key_of("auditor")])
+    assert standing(written, ManifestTrust(three)) == both
+    listed = listing(TrustedKey(key=key_of("validator"), name="validator"))
+    assert standing(written, ManifestTrust(RequireSigner([TRAINER]), trust_list=listed)) == both
+    assert standing(written, by("auditor")) == set()
+
+
+def test_what_nobody_has_signed_has_no_signatures_that_hold(store: MemoryStore) -> None:
+    assert standing(write(store, None), by("trainer")) == set()
+
+
+def test_a_revoked_keys_signature_does_not_hold(store: MemoryStore) -> None:
+    written = write(store, signer("trainer"))
+    written.add(written.sign(signer("validator")), key_of("validator").id)
+    trust = ManifestTrust(RequireSigner([TRAINER, key_of("validator")]), trust_list=revoking("trainer"))
+    assert standing(written, trust) == {key_of("validator").id}
+
+
+def test_a_certified_keys_signature_holds_by_its_own_id(certifier: Certifier, store: MemoryStore) -> None:
+    written = write(store, certifier.signer("trainer"))
+    written.add(written.sign(certifier.signer("second")), key_of("second").id)
+    trust = ManifestTrust(RequireSigner([authority(certifier)]))
+    assert standing(written, trust) == {key_of("trainer").id, key_of("second").id}
+
+
+def test_a_pinned_signature_that_is_wrong_is_no_ground_to_sign_again(store: MemoryStore) -> None:
+    written = write(store, signer("trainer"))
+    other = write(MemoryStore(), signer("trainer"), step=7)
+    with pytest.raises(IntegrityError, match="COMMIT pins"):
+        by("trainer").standing(store, written.commit, other.data)
+    with pytest.raises(IntegrityError, match="has digest"):
+        by("trainer").standing(store, replace(written.commit, signature=sha256_of(b"")), written.data)
+    store.delete(layout.signature_key(written.commit.name))
+    with pytest.raises(IntegrityError, match="is absent"):
+        standing(written, by("trainer"))
+    wrong = oms.encode_bundle(
+        written.payload, signer("trainer").sign(b"something else", within_s=1.0), key_id=TRAINER.id
+    )
+    with pytest.raises(UntrustedError, match="is wrong"):
+        standing(write(MemoryStore(), None, signature=wrong), by("trainer"))
