@@ -174,8 +174,12 @@ def check_bounds(data: bytes, what: str, bounds: Bounds) -> None:
     if unescaped.count(b'"') > 4 * bounds.items + 4:
         raise FormatError(f"{what} holds more than {bounds.items} items")
     outside = b"".join(unescaped.split(b'"')[::2])
-    if outside.count(b",") + outside.count(b"[") + outside.count(b"{") > bounds.items:
+    opening = outside.count(b"[") + outside.count(b"{")
+    if outside.count(b",") + opening > bounds.items:
         raise FormatError(f"{what} holds more than {bounds.items} items")
+    # Or a flood of them would be walked through below.
+    if outside.count(b"]") + outside.count(b"}") > opening:
+        raise FormatError(f"{what} is not JSON: it closes more brackets than it opens")
     # Deep nesting cannot hide: with everything but brackets removed, the depth is a running sum.
     steps = memoryview(outside.translate(_BRACKET_STEP, _NOT_BRACKETS)).cast("b")
     deepest = max(accumulate(steps), default=0)

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strongroom import layout
-from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityError, ObjectNotFoundError
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    FormatError,
+    IntegrityError,
+    ObjectNotFoundError,
+    UntrustedError,
+)
 from strongroom.layout import CheckpointName
 from strongroom.lineage import Line, current_line
 from strongroom.manifest import COMMIT_BOUNDS, LAUNCH_BOUNDS, RUN_BOUNDS, Commit, Launch, Run
@@ -66,6 +72,7 @@ class History:
     Attributes:
         run: None where nothing was ever saved.
         launches: every whole launch record, by number.
+        untrusted_launches: those of the damaged ones of which the record is signed by nobody who is trusted.
         launch_numbers: every number taken, damaged records included.
         commits: every whole commit.
         damaged: folders whose ``COMMIT`` is there but wrong, with the reason.
@@ -76,6 +83,7 @@ class History:
     run: Run | None
     launches: Mapping[int, Launch]
     damaged_launches: Mapping[int, str]
+    untrusted_launches: frozenset[int]
     launch_numbers: frozenset[int]
     commits: Mapping[CheckpointName, Commit]
     damaged: Mapping[CheckpointName, str]
@@ -130,6 +138,17 @@ class History:
         if commit is None:
             raise IntegrityError(self.damaged[name])
         return commit
+
+    def without(self, launch: int) -> History:
+        """The same root, had a launch never been: where it turned out to be a stranger's."""
+        commits = {name: commit for name, commit in self.commits.items() if name.launch != launch}
+        damaged = {name: reason for name, reason in self.damaged.items() if name.launch != launch}
+        line = current_line(
+            [*commits, *damaged],
+            {number: record.parent for number, record in self.launches.items()},
+            self.damaged_launches,
+        )
+        return replace(self, commits=commits, damaged=damaged, line=line)
 
     @property
     def verified(self) -> frozenset[CheckpointName]:
@@ -193,7 +212,7 @@ class Catalog:
                     f"{name.commit_key} belongs to run {commit.run}, and this root to run {run.run}"
                 )
                 del commits[name]
-        launches, damaged_launches, numbers = self._read_launches(run)
+        launches, damaged_launches, untrusted, numbers = self._read_launches(run)
         line = current_line(
             [*commits, *damaged],
             {number: launch.parent for number, launch in launches.items()},
@@ -203,6 +222,7 @@ class Catalog:
             run=run,
             launches=launches,
             damaged_launches=damaged_launches,
+            untrusted_launches=frozenset(untrusted),
             launch_numbers=frozenset({*numbers, *(name.launch for name in names if name is not None)}),
             commits=commits,
             damaged=damaged,
@@ -233,10 +253,11 @@ class Catalog:
         self._commits[name] = (version, commit)
         return commit
 
-    def _read_launches(self, run: Run | None) -> tuple[dict[int, Launch], dict[int, str], set[int]]:
+    def _read_launches(self, run: Run | None) -> tuple[dict[int, Launch], dict[int, str], set[int], set[int]]:
         launches: dict[int, Launch] = {}
         damaged: dict[int, str] = {}
-        numbers = set()
+        numbers: set[int] = set()
+        untrusted: set[int] = set()
         for file_name in self._store.list_names(layout.LAUNCHES):
             number = layout.parse_launch_name(file_name)
             if number is None:
@@ -246,7 +267,9 @@ class Catalog:
                 launches[number] = self._launch(number, run)
             except (IntegrityError, ObjectNotFoundError) as error:
                 damaged[number] = str(error)
-        return launches, damaged, numbers
+                if isinstance(error, UntrustedError):
+                    untrusted.add(number)
+        return launches, damaged, untrusted, numbers
 
     def _launch(self, number: int, run: Run | None) -> Launch:
         key = layout.launch_key(number)

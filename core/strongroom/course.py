@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from strongroom.access import Access
 from strongroom.alike import check_same_demands
+from strongroom.candidates import Candidates
 from strongroom.catalog import History
 from strongroom.errors import (
     CheckpointNotFoundError,
@@ -141,10 +142,11 @@ class Course:
         else:
             check_origin(self._sources)
             return _do("nothing")
+        self._candidates = Candidates(self._history)
         if self.step is not None:
-            self._candidates: Iterator[CheckpointName] = iter((self._history.at_step(self.step),))
+            self._order: Iterator[CheckpointName] = iter((self._history.at_step(self.step),))
         else:
-            self._candidates = iter(self._history.line.newest_first)
+            self._order = iter(self._candidates)
         return self._next()
 
     def _check_run(self, source: Source) -> None:
@@ -158,7 +160,8 @@ class Course:
         )
 
     def _next(self) -> Verdict:
-        for name in self._candidates:
+        for name in self._order:
+            self._history = self._candidates.history
             self._trying, self._has_matched = name, False
             if name in self._history.commits:
                 commit = self._history.commits[name]
@@ -167,6 +170,7 @@ class Course:
                         self._sources[self._source].store, commit, accept_older=self._accept_older
                     )
                 except IntegrityError as error:
+                    self._candidates.tell(name, error)
                     if self._looks < _MAX_LOOKS and _is_gone(self._sources[self._source].store, name):
                         return self._look()
                     self._skip(name, str(error), error)
@@ -178,8 +182,10 @@ class Course:
                         f"{error}. What is newer was skipped: {_reasons(self._skipped)}",
                         reasons=self._skipped,
                     ) from error
+                self._candidates.tell(name, None)
                 members = {"do": "try", "source": self._source}
                 return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
+            self._candidates.tell(name, IntegrityError(self._history.damaged[name]))
             self._skip(name, self._history.damaged[name], None)
         line = self._history.line
         if line.broken is not None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout
+from strongroom.candidates import Candidates
 from strongroom.catalog import Checkpoint, History
 from strongroom.course import Source, check_origin
 from strongroom.dtypes import DTYPE_BYTES
@@ -205,10 +206,12 @@ def plan_newest(
         if not history.has_commits:
             continue
         reasons = []
-        for name in history.line.newest_first:
+        candidates = Candidates(history)
+        for name in candidates:
             try:
-                return _planned(source, history, name, state, selection, guard, ranks)
+                return _planned(source, candidates.history, name, state, selection, guard, ranks)
             except IntegrityError as error:
+                candidates.tell(name, error)
                 reasons.append((name.step, str(error)))
         told = "; ".join(f"step {number}: {reason}" for number, reason in reasons)
         raise NoWholeCheckpointError(

@@ -27,11 +27,13 @@ class Line:
         superseded: every other commit, by launch and step, newest first.
         broken: why the line could not be followed further down, or None where it ends by
             itself. Launch records are create-once, so a gap is damage.
+        broken_at: the launch whose record it is.
     """
 
     newest_first: tuple[CheckpointName, ...]
     superseded: tuple[CheckpointName, ...]
     broken: str | None
+    broken_at: int | None = None
 
     @property
     def ranked(self) -> tuple[CheckpointName, ...]:
@@ -57,6 +59,7 @@ def current_line(
 
     line: list[CheckpointName] = []
     broken: str | None = None
+    broken_at: int | None = None
     launch = max(by_launch, default=None)
     up_to_step: int | None = None
     while launch is not None:
@@ -68,6 +71,7 @@ def current_line(
         )
         if launch not in parents:
             broken = (damaged_launches or {}).get(launch, f"the record of launch {launch} is missing")
+            broken_at = launch
             break
         parent = parents[launch]
         # A parent is of an older launch (the parser sees to it), so this ends.
@@ -75,7 +79,7 @@ def current_line(
 
     on_line = set(line)
     superseded = sorted((name for name in commits if name not in on_line), reverse=True)
-    return Line(newest_first=tuple(line), superseded=tuple(superseded), broken=broken)
+    return Line(newest_first=tuple(line), superseded=tuple(superseded), broken=broken, broken_at=broken_at)
 
 
 def next_launch(numbers: Collection[int]) -> int:

@@ -191,6 +191,11 @@ def launch_to_exceed(floor: Floor | None, root: str, history: History, *, accept
     if highest is None:
         return 0
     last = max(history.launch_numbers, default=0)
+    if not history.has_commits and not accept_older:
+        raise RollbackError(
+            f"no checkpoint is committed at {root}, and {floor.uri} remembers launch {highest.launch}, step "
+            f"{highest.step} of run {run}: they were taken away. {_CONSENT}"
+        )
     if last < highest.launch and not accept_older:
         raise RollbackError(
             f"{root} has launches up to {last}, and {floor.uri} remembers launch {highest.launch}, step "

@@ -298,6 +298,14 @@ class _Root:
             run=run,
             launches=launches,
             damaged_launches=damaged_launches,
+            untrusted_launches=frozenset(
+                number
+                for number in damaged_launches
+                if any(
+                    problem.key == layout.launch_key(number) and problem.kind == "untrusted"
+                    for problem in findings.problems
+                )
+            ),
             launch_numbers=frozenset({*numbers, *(name.launch for name in names)}),
             commits=commits,
             damaged={name: problem.message for name, problem in commit_problems.items()},

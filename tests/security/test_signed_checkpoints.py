@@ -393,11 +393,32 @@ def test_a_launch_record_is_signed_and_one_that_is_not_ends_the_line(tmp_path: P
     assert "launch 2" in (history.line.broken or "")
     # The newest stands; below it nothing is taken on a stranger's word.
     assert restored(root, demanding(alice)).step == 3
-    unsigned(root, 3)
+    shard = folder_of(root, 3) / "data/00000-00.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(NoWholeCheckpointError, match="what is older cannot be told"):
         restored(root, demanding(alice))
     report = verify(LocalStore(root), guard=demanding(alice).guard)
     assert (launch_key(2), "untrusted") in [(problem.key, problem.kind) for problem in report.root_problems]
+
+
+def test_a_strangers_launch_is_passed_over_as_if_it_had_never_been(
+    tmp_path: Path, alice: Counted, bob: Counted
+) -> None:
+    root = tmp_path / "run"
+    save(root, signed_by(alice), 1, 2)
+    save(root, None, 3)
+    with Checkpointer(root, security=signed_by(bob)) as ck:
+        ck.save(4, {"weight": weight(4)}).result(60)
+    found = restored(root, demanding(alice))
+    assert found.step == 2
+    assert [step for step, _ in found.skipped] == [4, 3]
+    with Checkpointer(root, security=demanding(alice)) as ck:
+        plan = ck.plan_restore()
+        assert plan is not None
+        assert plan.step == 2
+    with pytest.raises(RollbackError, match="max_fallback"):
+        restored(root, demanding(alice), max_fallback=1)
 
 
 # ---------------------------------------------------------------------------------- rollback and freeze
