@@ -89,6 +89,12 @@ class PublicKey:
                 f"{what} holds a certificate, and is read as a public key; give the key, as "
                 f"'openssl x509 -pubkey -noout' writes it"
             )
+        if pem.count(b"-----BEGIN ") > 1:
+            # The first one would be taken, and whoever reads the file may mean the other.
+            raise ConfigError(
+                f"{what} holds {pem.count(b'-----BEGIN ')} keys or other things in PEM; give each key a file "
+                f"of its own"
+            )
         try:
             key = serialization.load_pem_public_key(pem)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -183,6 +183,14 @@ def test_a_certificate_is_not_read_as_a_public_key() -> None:
         PublicKey.from_pem(b"-----BEGIN CERTIFICATE-----\n", "cert.pem")
 
 
+def test_a_file_holds_one_key() -> None:
+    one, other = (pem_of(PRIVATE[curve].public_key()) for curve in ("P-256", "P-384"))
+    assert PublicKey.from_pem(b"# the trainer's\n" + one + b"\n", "signer.pub").pem == one
+    for both in (one + other, one + one, b"# two\n" + other + b"\n" + one):
+        with pytest.raises(ConfigError, match=r"signer.pub holds 2 keys .* a file of its own"):
+            PublicKey.from_pem(both, "signer.pub")
+
+
 @pytest.mark.parametrize(
     "junk", (b"", b"junk", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n")
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import time
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -45,6 +47,8 @@ REFUSED = {
     "nesting behind a string with a quote": (b'["\\"",' + b"[" * 9 + b"]" * 10, "nests 10 deep"),
     "nesting behind a string with a backslash": (b'["\\\\",' + b"[" * 9 + b"]" * 10, "nests 10 deep"),
     "nesting of both kinds": (b'{"a":[' * 5 + b"]}" * 5, "nests 10 deep"),
+    "brackets that close nothing": (b"]" * 90_000, "closes more brackets than it opens"),
+    "braces that close nothing": (b"{}" + b"}" * 90_000, "closes more brackets than it opens"),
     "too many items": (b"[" + b"0," * 1_000 + b"0]", "more than 1000 items"),
     "a flood of strings": (b'""' * 5_000, "more than 1000 items"),
     "too many bytes": (b" " * 100_001, "at most 100000"),
@@ -71,6 +75,22 @@ def test_what_readers_could_disagree_about_is_refused(data: bytes, reason: str) 
         load(data, "the letter", BOUNDS)
     assert "the letter" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+FLOODS = (b"]", b"}", b"[]", b"{", b"[", b'"', b"\\", b'\\"', b",", b'\\\\"', b" ")
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=repr)
+def test_a_flood_of_anything_is_refused_at_once(flood: bytes) -> None:
+    """In far less than it takes to walk through it byte by byte, which is what it is compared with."""
+    data = flood * ((16 << 20) // len(flood))
+    began = time.process_time()
+    sum(accumulate(memoryview(data)))
+    walk_s = time.process_time() - began
+    began = time.process_time()
+    with pytest.raises(FormatError):
+        load(data, "it", Bounds(length_bytes=64 << 20, depth=8, items=100_000))
+    assert time.process_time() - began < walk_s / 2
 
 
 def test_a_whole_surrogate_pair_is_one_character() -> None:
