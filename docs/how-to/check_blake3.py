@@ -4,7 +4,7 @@
     python check_blake3.py CHECKPOINT/data
 
 Verify the signature over MANIFEST.json first: this holds the other files against it. Exit status: 0 all
-are right, 1 some are not.
+are right, 1 some are not, 2 it was not given such a folder.
 """
 
 import json
@@ -13,28 +13,28 @@ from pathlib import Path
 
 from blake3 import blake3
 
-BLOCK_BYTES = 1 << 20
-
 
 def digest(path):
     """BLAKE3 over the digests of the file's blocks of 1 MiB."""
     whole = blake3()
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
+        while block := file.read(1 << 20):
             whole.update(blake3(block).digest())
     return f"blake3:{whole.hexdigest()}"
 
 
-folder = Path(sys.argv[1])
-manifest = json.loads((folder / "MANIFEST.json").read_bytes())
-listed = {record["path"]: record for record in manifest["files"]}
-there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-wrong = [f"{name}: not listed" for name in sorted(there - {*listed, "MANIFEST.json"})]
+folder = Path(sys.argv[1] if len(sys.argv) == 2 else "")
+if len(sys.argv) != 2 or not (folder / "MANIFEST.json").is_file():
+    sys.stderr.write("usage: python check_blake3.py CHECKPOINT/data (it holds a MANIFEST.json)\n")
+    sys.exit(2)
+listed = {file["path"]: file for file in json.loads((folder / "MANIFEST.json").read_bytes())["files"]}
+there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+there = {name: path for name, path in there.items() if path.is_symlink() or not path.is_dir()}
+wrong = [f"{name}: not listed" for name in sorted(there.keys() - {*listed, "MANIFEST.json"})]
 for name, record in listed.items():
-    path = folder / name
-    if name not in there or path.is_symlink():
+    if name not in there or there[name].is_symlink():
         wrong.append(f"{name}: missing, or a link")
-    elif path.stat().st_size != record["size"] or digest(path) != record["digest"]:
+    elif there[name].stat().st_size != record["size"] or digest(there[name]) != record["digest"]:
         wrong.append(f"{name}: other bytes")
 sys.stdout.write(("\n".join(wrong) or f"{len(listed)} files are right") + "\n")
 sys.exit(bool(wrong))

@@ -8,7 +8,10 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from strongroom import layout
 from strongroom.chain import Link
+from strongroom.signing import Guard
+from strongroom.stores.base import Store
 from strongroom.stores.open import open_store
 from strongroom.verify import CheckpointReport, Problem, Progress, Report, Verdict, verify
 from strongroom_cli import words
@@ -18,6 +21,7 @@ __all__ = ["run"]
 
 _STATUSES: Final[dict[Verdict, int]] = {"whole": 0, "damaged": 1, "unverified": 4}
 _CLOSED: Final = "{count} verified as stored, and not opened: no policy here names keys"
+_UNJUDGED: Final = "signatures of {count} stand here, and nobody judged them: no policy here says whose count"
 _STYLES: Final[dict[Verdict, str]] = {
     "whole": "bold green",
     "damaged": "bold red",
@@ -41,14 +45,30 @@ def run(options: argparse.Namespace) -> int:
             guard=options.guard,
             on_progress=show,
         )
+    unjudged = _count_unjudged(store, report, options.guard)
     if options.json:
-        print_json(_to_json(report))
+        print_json(_to_json(report, unjudged))
     else:
-        _print(new_console(), report)
+        _print(new_console(), report, unjudged)
     return _STATUSES[report.verdict]
 
 
-def _print(console: Console, report: Report) -> None:
+def _count_unjudged(store: Store, report: Report, guard: Guard) -> int:
+    """How many checkpoints have a signature, where nobody asked whose it is."""
+    if guard.trust is not None:
+        return 0
+    return sum(_is_signed(store, checkpoint) for checkpoint in report.checkpoints)
+
+
+def _is_signed(store: Store, checkpoint: CheckpointReport) -> bool:
+    if checkpoint.commit is not None and checkpoint.commit.signature is not None:
+        return True
+    # `COMMIT` pins the writer's signature alone: one that was added later stands beside it.
+    names = store.list_names(f"{checkpoint.name.folder}/{layout.SIGNATURES}")
+    return any(layout.parse_signature_name(name) is not None for name in names)
+
+
+def _print(console: Console, report: Report, unjudged: int) -> None:
     for problem in report.root_problems:
         _print_problem(console, problem)
     for checkpoint in report.checkpoints:
@@ -70,6 +90,10 @@ def _print(console: Console, report: Report) -> None:
         console.print(
             line((_CLOSED.format(count=words.count(closed, "sealed checkpoint")), "yellow")),
             soft_wrap=True,
+        )
+    if unjudged:
+        console.print(
+            line((_UNJUDGED.format(count=words.count(unjudged, "checkpoint")), "yellow")), soft_wrap=True
         )
     _print_signers(console, report)
     if report.chain is not None:
@@ -120,7 +144,7 @@ def _amount(report: Report | CheckpointReport) -> str:
     return f"{words.count(report.file_count, 'file')}, {words.size(report.size_bytes)}"
 
 
-def _to_json(report: Report) -> dict[str, Any]:
+def _to_json(report: Report, unjudged: int) -> dict[str, Any]:
     return {
         "checkpoints": [
             {
@@ -145,6 +169,7 @@ def _to_json(report: Report) -> dict[str, Any]:
         "root": report.uri,
         "run": report.run,
         "size_bytes": report.size_bytes,
+        "unjudged": unjudged,
         "verdict": report.verdict,
     }
 

@@ -279,7 +279,7 @@ def test_verify_as_json_has_the_documented_members(strongroom: Strongroom, root:
     document = done.json
     assert set(document) == {
         "chain", "checkpoints", "files", "problems", "rollback_protection", "root", "run", "size_bytes",
-        "verdict",
+        "unjudged", "verdict",
     }  # fmt: skip
     assert document["verdict"] == "damaged"
     assert document["rollback_protection"] == "none"

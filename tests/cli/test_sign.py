@@ -157,6 +157,34 @@ def test_verify_tells_who_signed_and_what_the_floor_is(run: Path, strongroom: St
     assert [problem["kind"] for problem in back.json["problems"]] == ["rolled back"]
 
 
+def test_signatures_that_nobody_judged_are_told(run: Path, strongroom: Strongroom) -> None:
+    plain = strongroom("verify", "run", "--all")
+    assert plain.status == 0
+    assert "signatures of 3 checkpoints stand here, and nobody judged them" in plain.out
+    assert strongroom("verify", "run", "--json").json["unjudged"] == 1
+    judged = strongroom("verify", "run", "--all", "--security", "alice.toml")
+    assert "nobody judged" not in judged.out
+    assert strongroom("verify", "run", "--security", "alice.toml", "--json").json["unjudged"] == 0
+    # Damage changes nothing about that: a signature stands there.
+    next(run.glob("step-*300-*/data/state.json")).write_bytes(b"{}")
+    damaged = strongroom("verify", "run", "--json")
+    assert (damaged.status, damaged.json["unjudged"]) == (1, 1)
+
+
+def test_a_signature_that_was_added_later_is_one_that_nobody_judged(
+    keys: Path, strongroom: Strongroom
+) -> None:
+    with Checkpointer("run") as checkpointer:
+        for step in (100, 200):
+            checkpointer.save(step, {"w": torch.ones(3)}).result(timeout_s=60)
+    unsigned = strongroom("verify", "run", "--all")
+    assert "signatures" not in unsigned.out
+    assert strongroom("verify", "run", "--all", "--json").json["unjudged"] == 0
+    assert strongroom("sign", "run", "200", "--key", "file:bob.pem").status == 0
+    assert strongroom("verify", "run", "--all", "--json").json["unjudged"] == 1
+    assert "signatures of 1 checkpoint stand here" in strongroom("verify", "run", "--all").out
+
+
 def test_the_chain_is_told(run: Path, strongroom: Strongroom) -> None:
     assert "chain: 3 checkpoints linked" in strongroom("verify", "run", "--chain").out
     shutil.rmtree(next(run.glob("step-000000000200-*")))

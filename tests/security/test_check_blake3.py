@@ -49,18 +49,22 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder / "data"
 
 
-def check(data: Path, packages: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", CHILD, str(packages), str(SCRIPT), str(data)],
+def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", CHILD, str(packages), str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def check(data: Path, packages: Path) -> tuple[int, str]:
+    done = run(packages, str(data))
     assert not done.stderr
     return done.returncode, done.stdout
 
 
-def test_it_is_short(blake3_alone: Path) -> None:
+def test_it_is_short() -> None:
     assert len(SCRIPT.read_text().splitlines()) <= 40
 
 
@@ -106,9 +110,25 @@ def link(data: Path) -> str:
     return f"{path.name}: missing, or a link"
 
 
-@pytest.mark.parametrize("tamper", (flip, cut, add, remove, link))
+def link_folder(data: Path) -> str:
+    (data / "more").symlink_to(data.parent)
+    return "more: not listed"
+
+
+@pytest.mark.parametrize("tamper", (flip, cut, add, remove, link, link_folder))
 def test_what_is_wrong_is_named(tamper: Callable[[Path], str], data: Path, blake3_alone: Path) -> None:
     expected = tamper(data)
     status, told = check(data, blake3_alone)
     assert status == 1
     assert expected in told
+
+
+@pytest.mark.parametrize("arguments", ((), ("one", "two"), ("nowhere",), (".",)))
+def test_without_a_checkpoint_it_says_how_it_is_used(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blake3_alone: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(blake3_alone, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: python check_blake3.py CHECKPOINT/data")
+    assert done.stderr.count("\n") == 1
