@@ -22,7 +22,7 @@ from strongroom.errors import (
 )
 from strongroom_cli.export_arguments import add_export
 from strongroom_cli.keys_arguments import add_keys
-from strongroom_cli.trust_arguments import add_trust
+from strongroom_cli.trust_arguments import add_floor, add_trust
 from strongroom_cli.words import printable
 
 __all__ = [
@@ -115,6 +115,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import trust
 
         return trust.run(options)
+    if options.command == "floor":
+        from strongroom_cli import floor
+
+        return floor.run(options)
     if options.command == "sign":
         from strongroom_cli import sign
 
@@ -238,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_keys(commands, _command, _natural)
     add_trust(commands)
+    add_floor(commands)
     return parser
 
 

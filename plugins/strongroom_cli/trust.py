@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,22 +16,32 @@ from rich.console import Console
 from strongroom import layout
 from strongroom.config import SYSTEM_CLOCK, load_policy
 from strongroom.digest import sha256_of
-from strongroom.errors import ConfigError, FormatError, IntegrityError, ObjectNotFoundError
+from strongroom.errors import (
+    ConfigError,
+    FormatError,
+    IntegrityError,
+    ObjectNotFoundError,
+    StoreError,
+    UntrustedError,
+)
 from strongroom.manifest import MANIFEST_BOUNDS
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import read_history
+from strongroom_security.floors import FileFloor, FolderFloor
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.signers.base import Signer
 from strongroom_security.signers.opening import open_public_key, open_signer
+from strongroom_security.trust import ManifestTrust
 from strongroom_security.trustlist import (
     Revocation,
     TrustedKey,
     TrustList,
     UpTo,
     add_signature,
+    root_set_id,
     sign_trust_list,
     unverified,
 )
@@ -55,17 +65,64 @@ def run(options: argparse.Namespace) -> int:
         return _sign(options, path, signers)
     if options.verb == "init":
         found = TrustList(version=1, issued_at_ms=SYSTEM_CLOCK.now_ms())
-        return _write(options, path, _renewed(found, options.expires), signers, is_new=True)
+        return _write(options, path, _renewed(found, options.expires), signers)
     data = _read(path)
     # Whoever signs the next version vouches for all of it, so one of them must have signed this one.
     found = TrustList.verify(data, str(path), [signer.public_key for signer in signers])
+    memory = _memory(options, signers)
+    if memory is not None:
+        # Else an older list that was put back would be signed anew, without what was revoked since.
+        memory.check(found)
     changed = replace(found, version=found.version + 1, issued_at_ms=SYSTEM_CLOCK.now_ms())
     changed = _renewed(changed, options.expires)
     if options.verb == "add-key":
         changed = _with_key(changed, options)
     elif options.verb == "revoke":
         changed = _with_revocation(changed, options)
-    return _write(options, path, changed, signers, is_new=False)
+    return _write(options, path, changed, signers, was=found, memory=memory)
+
+
+# --------------------------------------------------------------------------------------- what is remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """The policy's floor, and by whose signatures it knows the list.
+
+    Attributes:
+        roots: the policy's, or whoever signs now where it names no list.
+        threshold: how many of them have to have signed a list that is remembered.
+    """
+
+    floor: FileFloor | FolderFloor
+    roots: tuple[PublicKey, ...]
+    threshold: int
+
+    def check(self, found: TrustList) -> None:
+        """Raise RollbackError where a newer list was seen, or another one of the same version."""
+        self.floor.check_trust(root_set_id(self.roots), found.version, found.digest)
+
+    def lift(self, data: bytes, what: str) -> str | None:
+        """Remember a list that is signed as the policy demands; why it is not remembered, or None."""
+        try:
+            found = TrustList.verify(data, what, self.roots, self.threshold)
+            self.floor.lift_trust(root_set_id(self.roots), found.version, found.digest)
+        except UntrustedError as error:
+            # Remembered now, it would have every policy refuse the list before while this one lacks names.
+            return f"not yet remembered by {self.floor.uri}: {error}"
+        except (ConfigError, StoreError) as error:
+            return f"NOT remembered by {self.floor.uri}: {error}"
+        return None
+
+
+def _memory(options: argparse.Namespace, signers: Sequence[Signer]) -> _Memory | None:
+    guard = _guard(options)
+    if not isinstance(guard.floor, FileFloor | FolderFloor):
+        return None
+    listed = guard.trust.trust_list if isinstance(guard.trust, ManifestTrust) else None
+    if listed is not None and listed.roots:
+        return _Memory(floor=guard.floor, roots=listed.roots, threshold=listed.threshold)
+    return _Memory(floor=guard.floor, roots=tuple(each.public_key for each in signers), threshold=1)
 
 
 # --------------------------------------------------------------------------------------------------- changes
@@ -164,22 +221,34 @@ def _public_key(text: str) -> PublicKey:
 
 def _sign(options: argparse.Namespace, path: Path, signers: Sequence[Signer]) -> int:
     data = _read(path)
+    memory = _memory(options, signers)
+    if memory is not None:
+        memory.check(unverified(data, str(path))[0])
     for signer in signers:
         data = add_signature(data, signer)
     _replace(path, data)
     trust, claimed = unverified(data, str(path))
-    return _tell(options, path, trust, claimed, "signed")
+    note = memory.lift(data, str(path)) if memory is not None else None
+    return _tell(options, path, trust, claimed, "signed", note=note)
 
 
 def _write(
-    options: argparse.Namespace, path: Path, trust: TrustList, signers: Sequence[Signer], *, is_new: bool
+    options: argparse.Namespace,
+    path: Path,
+    trust: TrustList,
+    signers: Sequence[Signer],
+    *,
+    was: TrustList | None = None,
+    memory: _Memory | None = None,
 ) -> int:
-    if is_new and os.path.lexists(path):
+    if was is None and os.path.lexists(path):
         raise ConfigError(f"{path} exists; a list is begun in a file that did not exist")
     with _told_as_usage():
         data = sign_trust_list(trust, signers)
     _replace(path, data)
-    status = _tell(options, path, trust, [signer.public_key.id for signer in signers], "wrote")
+    note = memory.lift(data, str(path)) if memory is not None else None
+    claimed = [signer.public_key.id for signer in signers]
+    status = _tell(options, path, trust, claimed, "wrote", was=was, note=note)
     if options.verb == "revoke" and not options.json:
         _tell_of_unlisted(trust)
     return status
@@ -227,12 +296,27 @@ def _show(options: argparse.Namespace, path: Path) -> int:
     return _tell(options, path, trust, claimed, "verified" if roots else "NOT VERIFIED, for want of --root:")
 
 
-def _tell(options: argparse.Namespace, path: Path, trust: TrustList, claimed: Sequence[str], did: str) -> int:
+def _tell(
+    options: argparse.Namespace,
+    path: Path,
+    trust: TrustList,
+    claimed: Sequence[str],
+    did: str,
+    *,
+    was: TrustList | None = None,
+    note: str | None = None,
+) -> int:
     if options.json:
-        print_json(_to_json(path, trust, claimed, is_verified=did in ("verified", "wrote")))
+        said = _to_json(path, trust, claimed, is_verified=did in ("verified", "wrote"))
+        said["previous_version"] = None if was is None else was.version
+        said["note"] = note
+        print_json(said)
         return 0
     console = new_console()
-    console.print(line(f"{did} ", (str(path), "bold"), f", version {trust.version}"), soft_wrap=True)
+    before = "" if was is None else f" (was {was.version})"
+    console.print(line(f"{did} ", (str(path), "bold"), f", version {trust.version}{before}"), soft_wrap=True)
+    if note is not None:
+        console.print(line((note, "yellow")), soft_wrap=True)
     expires = trust.expires_at_ms
     until = "never expires" if expires is None else f"expires {words.when(expires)}"
     if expires is not None and expires <= SYSTEM_CLOCK.now_ms():

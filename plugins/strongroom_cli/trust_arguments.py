@@ -1,4 +1,4 @@
-"""The arguments of ``strongroom trust``, apart from its work: a usage error waits for no cryptography."""
+"""The arguments of ``strongroom trust`` and ``strongroom floor``: a usage error waits for no cryptography."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any
 
-__all__ = ["add_trust"]
+__all__ = ["add_floor", "add_trust"]
 
 
 def add_trust(commands: Any) -> None:
@@ -44,6 +44,7 @@ def add_trust(commands: Any) -> None:
     )
     add.add_argument("--not-after", metavar="TIME", type=_time, help="what it signs from then on is not good")
     add.add_argument("--replace", action="store_true", help="where the key is listed already")
+    _add_policy(add)
     _add_signing(add)
 
     revoke = _verb(verbs, "revoke", "trust a key no more, whatever time its signatures tell")
@@ -59,18 +60,40 @@ def add_trust(commands: Any) -> None:
         help="a checkpoint that stays good, with all it came from; may be repeated",
     )
     revoke.add_argument("--replace", action="store_true", help="where the key is revoked already")
-    revoke.add_argument(
-        "--security",
-        metavar="FILE",
-        help="the policy file by which --up-to is verified (default: as STRONGROOM_CONFIG says)",
-    )
+    _add_policy(revoke)
     _add_signing(revoke)
 
     renew = _verb(verbs, "renew", "issue the same list again, with another expiry")
+    _add_policy(renew)
     _add_signing(renew)
 
     sign = _verb(verbs, "sign", "add a root's signature to the list as it is")
+    _add_policy(sign)
     _add_roots(sign)
+
+
+def add_floor(commands: Any) -> None:
+    """Add the command and its verbs.
+
+    Args:
+        commands: what `argparse` adds commands to.
+    """
+    text = "what an old copy of a run is told by: show the policy's floor, and have it forget a run"
+    floor = commands.add_parser("floor", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    verbs = floor.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, does in (
+        ("show", "show which root is whose, how far each run had come, and the lists of trusted keys"),
+        ("forget", "remember nothing of a run any more, nor that roots were its"),
+    ):
+        verb = verbs.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+        if name == "forget":
+            verb.add_argument("run", metavar="RUN", help="the run's id, as show lists it")
+        verb.add_argument("--json", action="store_true", help="one JSON object, for programs")
+        verb.add_argument(
+            "--security",
+            metavar="FILE",
+            help="the policy file (default: the one that the variable STRONGROOM_CONFIG names)",
+        )
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -80,6 +103,15 @@ def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
     verb.add_argument("file", metavar="FILE", help="the list, as trust.json")
     verb.add_argument("--json", action="store_true", help="one JSON object, for programs")
     return verb
+
+
+def _add_policy(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--security",
+        metavar="FILE",
+        help="the policy file, by whose floor an older list is refused and by which --up-to is verified "
+        "(default: as STRONGROOM_CONFIG says)",
+    )
 
 
 def _add_signing(verb: argparse.ArgumentParser) -> None:

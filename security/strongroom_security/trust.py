@@ -80,6 +80,7 @@ class ManifestTrust:
         requirement: whose signatures are needed.
         trust_list: windows and revocations. A key of the requirement need not be listed. A listed key that
             the requirement does not name can sign, and does not count.
+        unsigned_launches: numbers of launches whose records may be signed by nobody.
         now_ms: the clock, by which only the list's own expiry is judged.
     """
 
@@ -88,10 +89,12 @@ class ManifestTrust:
         requirement: Requirement,
         *,
         trust_list: TrustList | None = None,
+        unsigned_launches: Collection[int] = (),
         now_ms: Callable[[], int] = SYSTEM_CLOCK.now_ms,
     ) -> None:
         self.requirement: Final = requirement
         self.trust_list: Final = trust_list
+        self._unsigned_launches = frozenset(unsigned_launches)
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._has_told = False
@@ -114,6 +117,10 @@ class ManifestTrust:
         """16 hex digits: of the requirement and of who signs the list of keys, not of the list's version."""
         return self._fingerprint
 
+    @property
+    def accepts_unsigned(self) -> bool:
+        return isinstance(self.requirement, UnsafeAllowUnsigned)
+
     # ------------------------------------------------------------------------------------- a checkpoint
 
     def judge(self, store: Store, commit: Commit, manifest: bytes) -> Trusted:
@@ -135,6 +142,11 @@ class ManifestTrust:
                 commit.run,
             )
             return Trusted(manifest=_decode(commit, manifest), signers=())
+        if not standing and not reasons:
+            reasons.append(
+                "it is signed by nobody; if it is from before the run was signed, `strongroom sign` adds a "
+                "signature"
+            )
         raise UntrustedError(_told(f"{commit.name}", self._problem(standing) or "", reasons))
 
     def standing(self, store: Store, commit: Commit, manifest: bytes) -> tuple[str, ...]:
@@ -398,7 +410,12 @@ class ManifestTrust:
             if isinstance(self.requirement, UnsafeAllowUnsigned):
                 _LOG.warning("UNSAFE: %s is signed by nobody, and is accepted all the same", what)
                 return
-            raise UntrustedError(f"{what} is not signed")
+            if launch.launch in self._unsigned_launches:
+                return
+            raise UntrustedError(
+                f"{what} is signed by nobody; if it is from before the run was signed, [verify] "
+                f"unsigned_launches can name it"
+            )
         reasons: list[str] = []
         try:
             key, authority = self._signer(
@@ -561,5 +578,5 @@ def _difference(signed: _Signed, manifest: Manifest) -> str | None:
 def _told(what: str, problem: str, reasons: Sequence[str]) -> str:
     told = list(dict.fromkeys(reasons))
     more = f"; and {len(told) - _MAX_REASONS} more" if len(told) > _MAX_REASONS else ""
-    why = "; ".join(told[:_MAX_REASONS]) or "it is signed by nobody"
-    return f"{what} is not trusted: {problem}; {why}{more}"
+    why = "".join(f"; {reason}" for reason in told[:_MAX_REASONS])
+    return f"{what} is not trusted: {problem}{why}{more}"

@@ -156,8 +156,8 @@ class TrustList:
             and each use of it is told.
         keys: sorted by id.
         revoked: sorted by id.
-        root_set: names the root keys by which it was verified (`root_set_id`); None: it was not. It is not
-            part of the list.
+        roots: by which it was verified; empty: it was not. They are no part of the list.
+        threshold: how many of them had to have signed it.
 
     Raises:
         FormatError: a value is out of bounds, or something is listed twice.
@@ -168,7 +168,8 @@ class TrustList:
     expires_at_ms: int | None = None
     keys: tuple[TrustedKey, ...] = ()
     revoked: tuple[Revocation, ...] = ()
-    root_set: str | None = field(default=None, compare=False)
+    roots: tuple[PublicKey, ...] = field(default=(), compare=False, repr=False)
+    threshold: int = field(default=1, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_integer("version", self.version, 1)
@@ -182,6 +183,11 @@ class TrustList:
     def public_keys(self) -> tuple[PublicKey, ...]:
         """Every key that is listed, revoked ones included: what they signed may still be good."""
         return tuple(each.key for each in self.keys)
+
+    @property
+    def root_set(self) -> str | None:
+        """Names the root keys by which it was verified (`root_set_id`); None: it was not."""
+        return root_set_id(self.roots) if self.roots else None
 
     @property
     def digest(self) -> Digest:
@@ -334,7 +340,7 @@ class TrustList:
                 f"{what} has {len(good)} of {threshold} root keys' signatures; of {missing} none holds{why}. "
                 f"Have it signed, or get the list from whoever signs it"
             )
-        return replace(cls.decode(payload, what), root_set=root_set_id(roots))
+        return replace(cls.decode(payload, what), roots=tuple(known.values()), threshold=threshold)
 
 
 def root_set_id(roots: Iterable[PublicKey]) -> str:

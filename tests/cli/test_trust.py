@@ -278,3 +278,62 @@ def test_a_crash_leaves_a_whole_list(
     assert "trust.json cannot be written: No space left on device" in done.err
     assert Path("trust.json").read_bytes() == before
     assert not list(Path().glob(".*tmp"))
+
+
+# ---------------------------------------------------------------------------------------------- the floor
+
+
+@pytest.fixture
+def floored(listed: dict[str, str]) -> dict[str, str]:
+    """A list, and a policy that trusts it and has a floor."""
+    Path("policy.toml").write_text(
+        '[verify]\ntrust = "trust.json"\ntrust_keys = ["file:root.pub"]\nfloor = "file:floor.json"\n'
+    )
+    return listed
+
+
+WITH_POLICY = ("--security", "policy.toml", *ROOT)
+
+
+def test_an_older_list_that_was_put_back_is_not_signed_anew(
+    floored: dict[str, str], strongroom: Strongroom
+) -> None:
+    old = Path("trust.json").read_bytes()
+    done = strongroom("trust", "revoke", "trust.json", floored["trainer"], "--reason", "r", *WITH_POLICY)
+    assert (done.status, done.err) == (0, "")
+    assert "version 3 (was 2)" in done.out
+    Path("copy.json").write_bytes(old)
+    add = ("--public", "validator.pub", "--name", "v")
+    for verb in (("renew", "copy.json"), ("add-key", "copy.json", *add), ("sign", "copy.json")):
+        done = strongroom("trust", *verb, *WITH_POLICY)
+        assert (done.status, done.out) == (4, "")
+        assert "is version 2, and" in done.err
+        assert Path("copy.json").read_bytes() == old
+    done = strongroom("trust", "renew", "trust.json", *WITH_POLICY, "--json")
+    assert (done.json["version"], done.json["previous_version"], done.json["note"]) == (4, 3, None)
+
+
+def test_a_list_is_remembered_once_all_have_signed_it(
+    floored: dict[str, str], strongroom: Strongroom
+) -> None:
+    assert strongroom("trust", "sign", "trust.json", "--root-key", "file:second.pem").status == 0
+    Path("policy.toml").write_text(
+        '[verify]\ntrust = "trust.json"\ntrust_keys = ["file:root.pub", "file:second.pub"]\n'
+        'trust_threshold = 2\nfloor = "file:floor.json"\n'
+    )
+    Path("next.json").write_bytes(Path("trust.json").read_bytes())
+    done = strongroom("trust", "renew", "next.json", *WITH_POLICY)
+    assert done.status == 0
+    assert "not yet remembered by file:" in done.out
+
+    def remembered() -> list[int]:
+        said = strongroom("floor", "show", "--json", "--security", "policy.toml").json
+        return [each["version"] for each in said["trust"]]
+
+    assert remembered() == [2]
+    sign = ("sign", "next.json", "--root-key", "file:second.pem", "--security", "policy.toml")
+    assert strongroom("trust", *sign).status == 0
+    done = strongroom("floor", "show", "--security", "policy.toml")
+    assert done.status == 4  # the policy's own list is the older one now
+    os.replace("next.json", "trust.json")
+    assert remembered() == [3]
