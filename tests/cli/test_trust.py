@@ -236,6 +236,12 @@ def test_a_revoked_key_stays_good_up_to_a_named_checkpoint(
     (named,) = revoked["up_to"]
     commit = json.loads(next(run.glob("step-000000000200-*/COMMIT")).read_bytes())
     assert (named["manifest"], named["run"], named["step"]) == (commit["manifest"], commit["run"], 200)
+    # A policy does not sign by a key that is revoked.
+    others = POLICY.replace("trainer.pem", "validator.pem")
+    others = others.replace(
+        'keys = ["file:trainer.pub"]', 'keys = ["file:trainer.pub", "file:validator.pub"]'
+    )
+    Path("strongroom.toml").write_text(others)
     assert restored_step() == 200
     assert restored_step(100) == 100
     with pytest.raises(UntrustedError, match=r"is revoked \(a laptop was stolen\)"):
