@@ -294,7 +294,7 @@ class Checkpointer:
             clock=clock,
             draw=draw,
             signing=self._signing,
-            floor=self._guard.floor,
+            guard=self._guard,
         )
         self._accepts_older = False
         self._restored: CheckpointRef | None = None

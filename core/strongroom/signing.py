@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from strongroom.errors import StrongroomError
+from strongroom.errors import ConfigError, StrongroomError
 
 if TYPE_CHECKING:
     from strongroom.manifest import CheckpointRef, Commit, FileRecord, Launch, LaunchSignature, Manifest
@@ -77,6 +77,10 @@ class Trust(Protocol):
     @property
     def fingerprint(self) -> str:
         """Tells whose signatures count, in a few digits: the same on every rank of a job."""
+
+    @property
+    def accepts_unsigned(self) -> bool:
+        """Whether what nobody signed passes."""
 
     def judge(self, store: Store, commit: Commit, manifest: bytes) -> Trusted:
         """Verify a checkpoint's signatures, before its manifest is parsed.
@@ -161,6 +165,15 @@ class Guard:
     def fingerprint(self) -> str:
         """Tells whose signatures are demanded, in a few digits; empty: nobody's."""
         return "" if self.trust is None else self.trust.fingerprint
+
+    def check_saves(self, signing: Signing | None) -> None:
+        """Raise ConfigError where what is saved could not be restored by the same policy."""
+        if self.trust is None or signing is not None or self.trust.accepts_unsigned:
+            return
+        raise ConfigError(
+            "the policy demands signatures ([verify]) and names no key that signs, so that nothing saved "
+            "under it could be restored under it: give it [sign], or require = false in [verify]"
+        )
 
     def remember(self, root: str, commit: Commit) -> None:
         """Lift the floor, if there is one.

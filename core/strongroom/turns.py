@@ -14,7 +14,7 @@ from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundErro
 from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch
 from strongroom.messages import Message
 from strongroom.ranks import Ranks, Verdict, name_ranks
-from strongroom.signing import Floor, Signing
+from strongroom.signing import NO_GUARD, Floor, Guard, Signing
 from strongroom.stores.base import Store
 from strongroom.transaction import begin_run, claim_launch
 
@@ -48,7 +48,7 @@ class Turns:
         run_id: the run's id where it was given.
         timeout_s: the deadline of this job's saves, and how long ranks wait for each other.
         signing: who signs launch records; None: nobody.
-        floor: what remembers how far the run has come; None: nobody does.
+        guard: what the policy demands, and what remembers how far the run has come.
         draw: random hex digits for ``n`` bytes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Turns:
         clock: Clock,
         draw: Callable[[int], str],
         signing: Signing | None = None,
-        floor: Floor | None = None,
+        guard: Guard = NO_GUARD,
     ) -> None:
         self.current: Turn | None = None
         self._store = store
@@ -77,7 +77,7 @@ class Turns:
         self._clock = clock
         self._draw = draw
         self._signing = signing
-        self._floor = floor
+        self._guard = guard
 
     def begin(self, parent: CheckpointRef | None, *, accept_older: bool = False) -> Turn:
         """Claim a launch; on the coordinator.
@@ -87,14 +87,16 @@ class Turns:
             accept_older: whether it was said that the root may be an older one than was seen before.
 
         Raises:
-            ConfigError: the root belongs to another run than the one that was given.
+            ConfigError: the root belongs to another run than the one that was given, or what is saved could
+                not be restored by the same policy.
             RollbackError: the root has lost launches that the floor remembers, or is another run's.
             StrongroomError: no launch could be claimed.
         """
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
         history = self._catalog.history()
-        above = launch_to_exceed(self._floor, self._store.uri, history, accept_older=accept_older)
+        self._guard.check_saves(self._signing)
+        above = launch_to_exceed(self._guard.floor, self._store.uri, history, accept_older=accept_older)
         run = begin_run(
             self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
         )

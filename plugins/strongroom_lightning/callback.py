@@ -27,6 +27,7 @@ from strongroom.errors import (
     StateMismatchError,
     StrongroomError,
 )
+from strongroom.provenance.recording import places_of_secrets
 from strongroom.resume import LastSave, Moment, ResumeMode, SaveIntervals, plan_resume
 from strongroom.resume.mode import check_resume_mode
 from strongroom_lightning import contents, seam
@@ -71,6 +72,9 @@ class StrongroomCheckpoint(Checkpoint):
         on_change: what a resume does where the program has other data, code or hyper-parameters than the
             checkpoint was saved with: ``OnChange(data="refuse", code="warn", ...)``.
         retention_class: a name that goes into each manifest, for rules of retention to go by.
+        run_id: the run's id where the platform gives one; a root of another run is refused.
+        accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
+            older one than the policy's floor remembers. For one start, once it is known why.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
@@ -94,6 +98,8 @@ class StrongroomCheckpoint(Checkpoint):
         provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
         on_change: OnChange | None = None,
         retention_class: str | None = None,
+        run_id: str | None = None,
+        accept_older: bool = False,
     ) -> None:
         super().__init__()
         if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
@@ -111,9 +117,11 @@ class StrongroomCheckpoint(Checkpoint):
             "max_fallback": max_fallback,
             "on_change": on_change,
             "retention_class": retention_class,
+            "run_id": run_id,
             "provenance": self._provenance,
         }
         self._given = provenance
+        self._accept_older = accept_older
         self._hyper_parameters: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
@@ -181,6 +189,13 @@ class StrongroomCheckpoint(Checkpoint):
         )
         self._data = TrainingData(fit_loop)
         self._hyper_parameters = contents.hyper_parameters(trainer)
+        secrets = places_of_secrets(self._hyper_parameters, "hyper_parameters")
+        if secrets:
+            rank_zero_warn(
+                f"Strongroom: {', '.join(secrets)} of save_hyperparameters() look like secrets, and are part "
+                f"of every checkpoint's state, as the module cannot be built without them; leave them out by "
+                f"ignore=[...], and seal what has them"
+            )
         self._checkpointer = self._open(self.dirpath)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -262,7 +277,7 @@ class StrongroomCheckpoint(Checkpoint):
             if not is_first_run and not checkpoint_path and self._left_at is not None:
                 self._stay_on_line(self._left_at)
             return checkpoint_path
-        restored = self._writer().restore()
+        restored = self._writer().restore(accept_older=self._accept_older)
         if restored is None:
             rank_zero_info(f"Strongroom: {plan.nothing_found(self.dirpath)}")
             return checkpoint_path
@@ -281,7 +296,10 @@ class StrongroomCheckpoint(Checkpoint):
     def _stay_on_line(self, step: int) -> None:
         """Let what a further fit saves descend from what the last one saved: restore nothing of it."""
         try:
-            self._writer().restore({"nothing": torch.zeros(0)}, step=step, strict=False, only=())
+            # A step that this very run has saved.
+            self._writer().restore(
+                {"nothing": torch.zeros(0)}, step=step, strict=False, only=(), accept_older=True
+            )
         except (IntegrityError, CheckpointNotFoundError) as error:
             rank_zero_warn(f"Strongroom: a new line of checkpoints begins in {self.dirpath}: {error}")
 
@@ -290,10 +308,10 @@ class StrongroomCheckpoint(Checkpoint):
         if os.path.realpath(root) == os.path.realpath(self.dirpath):
             root = self.dirpath
         if is_fit and root == self.dirpath:
-            restored = self._writer().restore(step=uri.step)
+            restored = self._writer().restore(step=uri.step, accept_older=self._accept_older)
         else:
             with self._open(root) as reader:
-                restored = reader.restore(step=uri.step)
+                restored = reader.restore(step=uri.step, accept_older=self._accept_older)
         if restored is None:
             raise CheckpointNotFoundError(f"ckpt_path={str(uri)!r}: {root} holds no committed checkpoint")
         self._take_up(restored, root)

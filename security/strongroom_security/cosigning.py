@@ -75,9 +75,9 @@ def add_signature(
         )
     if trust is not None and not trust.standing(store, commit, data) and not is_unsigned:
         raise UntrustedError(
-            f"nobody whom the policy trusts has signed {commit.name}: whoever can write to the storage may have "
-            "made it, and your signature would be the first to vouch for it. If you know that it is right, say "
-            "so (--unsigned)"
+            f"nobody whom the policy trusts has signed {commit.name}: whoever can write to the storage may "
+            "have made it, and your signature would be the first to vouch for it. If you know that it is "
+            "right, say so (--unsigned)"
         )
     report = verify_checkpoint(store, commit.name, guard=Guard(sealing=sealing), on_progress=on_progress)
     if report.problems:

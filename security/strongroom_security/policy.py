@@ -60,6 +60,7 @@ _MEMBERS: Final = {
         "trust_keys",
         "trust_threshold",
         "floor",
+        "unsigned_launches",
     ),
 }
 """What each section may say; for code there is more."""
@@ -102,12 +103,14 @@ class SecurityPolicy:
                 raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
             put(self, "sealing", self.seal.sealing())
         if self.sign is not None:
-            put(self, "signing", self.sign.signing())
-            if self.verify is None:
-                put(self, "verify", Verify.of_signer(self.sign.signer))
+            signer, verify = self.sign.signer, self.verify
+            if verify is None:
+                verify = Verify.of_signer(signer)
             else:
-                put(self, "verify", self.verify.with_key(self.sign.signer.public_key))
-                self.verify.check_accepts(self.sign.signer)
+                verify = verify.with_key(signer.public_key)
+                verify.check_accepts(signer)
+            put(self, "verify", verify)
+            put(self, "signing", self.sign.signing(verify.check_accepts))
         if self.verify is not None:
             self.verify.check_says_something()
         trust = self.verify.trust() if self.verify is not None else None
@@ -151,15 +154,18 @@ class SecurityPolicy:
             raise ConfigError(f"the policy {where} is not TOML: {error}") from None
         policy = _policy(document, text, Path(where))
         if policy.seal is None:
-            _tell_of_no_seal(where, is_signed=policy.sign is not None)
+            _tell_of_no_seal(where, is_signed=policy.verify is not None)
         return policy
 
 
 @cache
 def _tell_of_no_seal(where: str, *, is_signed: bool) -> None:
     # A policy that was cut short by a full disk or a bad edit reads like one that never had the section.
-    done = "hashed and signed" if is_signed else "only hashed"
-    _LOG.warning("the policy %s has no [seal]: checkpoints are stored unsealed, and %s", where, done)
+    if is_signed:
+        # It was not cut short before it said something: what it says is meant.
+        _LOG.info("the policy %s has no [seal]: checkpoints are signed, and stored unsealed", where)
+        return
+    _LOG.warning("the policy %s has no [seal]: checkpoints are stored unsealed, and only hashed", where)
 
 
 @cache  # once a process and set of keys, and not once for every checkpointer

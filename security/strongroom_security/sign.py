@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -63,11 +64,15 @@ class Sign:
         except ConfigError as error:
             raise WrongMemberError(_SECTION, "key", str(error)) from None
 
-    def signing(self) -> Signing:
-        """What fills the core's seam."""
+    def signing(self, check: Callable[[Signer], None] | None = None) -> Signing:
+        """What fills the core's seam.
+
+        Args:
+            check: raises where the key must not sign now.
+        """
         from strongroom_security.signing import ManifestSigning
 
-        return ManifestSigning(self.signer, within_s=self.timeout_s)
+        return ManifestSigning(self.signer, within_s=self.timeout_s, check=check)
 
     def __repr__(self) -> str:
         signer = getattr(self, "signer", None)

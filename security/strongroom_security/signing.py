@@ -7,7 +7,7 @@ digests were taken as the files were written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from strongroom import layout
@@ -37,17 +37,22 @@ class ManifestSigning:
     Args:
         signer: who holds it.
         within_s: what one signature may take.
+        check: raises where the key must not sign now, because it is revoked, say; None: nobody minds.
     """
 
-    def __init__(self, signer: Signer, *, within_s: float) -> None:
+    def __init__(
+        self, signer: Signer, *, within_s: float, check: Callable[[Signer], None] | None = None
+    ) -> None:
         self.signer: Final = signer
         self._within_s = within_s
+        self._check = check
 
     @property
     def fingerprint(self) -> str:
         return self.signer.public_key.id[:16]
 
     def sign_launch(self, launch: Launch, *, within_s: float) -> LaunchSignature:
+        self._check_key()
         message = dsse.pae(LAUNCH_TYPE, launch.to_be_signed)
         signature = sign_checked(self.signer, message, within_s=min(within_s, self._within_s))
         return LaunchSignature(
@@ -55,5 +60,10 @@ class ManifestSigning:
         )
 
     def sign_checkpoint(self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float) -> bytes:
+        self._check_key()
         payload = oms.statement(resources_of(manifest, files))
         return oms.sign_payload(payload, self.signer, within_s=min(within_s, self._within_s))
+
+    def _check_key(self) -> None:
+        if self._check is not None:
+            self._check(self.signer)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from strongroom.config import SYSTEM_CLOCK
 from strongroom.errors import ConfigError, StrongroomError
+from strongroom.layout import MAX_LAUNCH
 from strongroom_security.members import WrongMemberError, flag, texts
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Verify:
         trust_keys: who signs that list.
         trust_threshold: how many of them must have.
         floor: what remembers the highest verified checkpoint: ``"file:PATH"`` or ``"dir:PATH"``.
+        unsigned_launches: numbers of launches from before the run was signed, of which the records may be
+            signed by nobody. Their checkpoints may not.
         base: the folder that relative paths are relative to; None: the current one.
 
     Raises:
@@ -57,6 +61,7 @@ class Verify:
     trust_list: TrustList | None
     floor: Floor | None
     must: bool
+    unsigned_launches: frozenset[int]
 
     def __init__(
         self,
@@ -70,12 +75,14 @@ class Verify:
         trust_keys: Sequence[str | PublicKey] = (),
         trust_threshold: int = 1,
         floor: str | Floor | None = None,
+        unsigned_launches: Sequence[int] = (),
         base: str | os.PathLike[str] | None = None,
     ) -> None:
         folder = Path(os.curdir if base is None else base)
         must = flag(_SECTION, "require", require)
         put = object.__setattr__
         put(self, "must", must)
+        put(self, "unsigned_launches", _launches(unsigned_launches))
         put(self, "floor", _floor(floor, folder))
         put(self, "trust_list", _trust_list(trust, trust_keys, trust_threshold, self.floor, folder))
         put(
@@ -96,14 +103,22 @@ class Verify:
 
         if self.requirement is None:
             return None
-        return ManifestTrust(self.requirement, trust_list=self.trust_list)
+        return ManifestTrust(
+            self.requirement, trust_list=self.trust_list, unsigned_launches=self.unsigned_launches
+        )
 
     def with_key(self, key: PublicKey) -> Verify:
         """The same, which asks for a key's signature where none was asked for by name."""
         if self.requirement is not None:
             return self
         requirement = _requirement((key,), None, None, None, must=self.must)
-        return Verify._of(requirement, trust_list=self.trust_list, floor=self.floor, must=self.must)
+        return Verify._of(
+            requirement,
+            trust_list=self.trust_list,
+            floor=self.floor,
+            must=self.must,
+            unsigned_launches=self.unsigned_launches,
+        )
 
     @classmethod
     def of_signer(cls, signer: Signer) -> Verify:
@@ -118,9 +133,16 @@ class Verify:
         trust_list: TrustList | None,
         floor: Floor | None,
         must: bool,
+        unsigned_launches: frozenset[int] = frozenset(),
     ) -> Verify:
         made = cls.__new__(cls)
-        members = {"requirement": requirement, "trust_list": trust_list, "floor": floor, "must": must}
+        members = {
+            "requirement": requirement,
+            "trust_list": trust_list,
+            "floor": floor,
+            "must": must,
+            "unsigned_launches": unsigned_launches,
+        }
         for name, value in members.items():
             object.__setattr__(made, name, value)
         return made
@@ -134,32 +156,67 @@ class Verify:
         )
 
     def check_accepts(self, signer: Signer) -> None:
-        """Raise ConfigError where what this policy signs is not what it verifies."""
-        from strongroom_security.certificates import Authority
-
+        """Raise ConfigError where what this policy signs now is not what it verifies."""
         if self.requirement is None:
             return
-        for key in self.requirement.keys:
-            if isinstance(key, Authority):
-                if not signer.certificates:
-                    continue
-                try:
-                    key.leaf(signer.certificates, signer.uri)
-                except StrongroomError:
-                    continue
-                return
-            if key.id == signer.public_key.id:
-                return
-        raise WrongMemberError(
-            _SECTION,
-            "keys",
-            f"{signer.uri}, by which this policy signs (key {signer.public_key.id}), is not among those "
-            "whose signatures count: what it saves could not be restored. Name its public key here",
-        )
+        reasons = [why for key in self.requirement.keys if (why := _mismatch(key, signer)) is not None]
+        if len(reasons) == len(self.requirement.keys):
+            more = "".join(f"; {reason}" for reason in dict.fromkeys(filter(None, reasons)))
+            raise WrongMemberError(
+                _SECTION,
+                "keys",
+                f"{signer.uri}, by which this policy signs (key {signer.public_key.id}), is not among those "
+                "whose signatures count, so that what it saves could not be restored; name its public key by "
+                f"keys, or who certifies it by authorities{more}",
+            )
+        problem = None if self.trust_list is None else _ended(self.trust_list, signer.public_key.id)
+        if problem is not None:
+            raise WrongMemberError(
+                _SECTION,
+                "trust",
+                f"{signer.uri} must not sign any more, because nothing of it would be restored: {problem}. "
+                "Sign by another key",
+            )
 
     def __repr__(self) -> str:
         floor = getattr(self, "floor", None)
         return f"Verify({getattr(self, 'requirement', None)!r}, floor={getattr(floor, 'uri', None)!r})"
+
+
+def _mismatch(key: PublicKey | Authority, signer: Signer) -> str | None:
+    """None where a signer's signature counts by a key or an authority; else why not, or nothing to say."""
+    from strongroom_security.certificates import Authority
+
+    if not isinstance(key, Authority):
+        return None if key.id == signer.public_key.id else ""
+    if not signer.certificates:
+        return ""
+    try:
+        key.leaf(signer.certificates, signer.uri)
+        key.check_time(signer.certificates, SYSTEM_CLOCK.now_ms(), signer.uri)
+    except StrongroomError as error:
+        return str(error)
+    return None
+
+
+def _ended(trust_list: TrustList, key_id: str) -> str | None:
+    """Why a key must not sign now; None where it may."""
+    revocation = trust_list.revocation(key_id)
+    if revocation is not None:
+        return f"key {key_id} is revoked ({revocation.reason})"
+    listed = trust_list.key(key_id)
+    return None if listed is None else listed.problem_at(SYSTEM_CLOCK.now_ms())
+
+
+def _launches(value: object) -> frozenset[int]:
+    member = "unsigned_launches"
+    numbers = texts(_SECTION, member, value)
+    for number in numbers:
+        if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
+            raise WrongMemberError(
+                _SECTION, member, f"expected launches' numbers, as in [1, 2], got {number!r:.60}"
+            )
+    return frozenset(numbers)
 
 
 def _one_of(keys: Sequence[PublicKey | Authority], threshold: int) -> Requirement:

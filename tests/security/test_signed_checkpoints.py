@@ -17,6 +17,7 @@ from strongroom import Checkpointer, KeepLast
 from strongroom.canonical import with_self_digest
 from strongroom.catalog import Catalog
 from strongroom.chain import walk
+from strongroom.config import SYSTEM_CLOCK, Clock
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     ConfigError,
@@ -816,6 +817,66 @@ def test_a_run_from_before_it_was_signed_can_be_signed_afterwards(tmp_path: Path
     # Its launch was signed by nobody, and that record stands for ever; its checkpoint can be.
     add_signature(LocalStore(root), commit_of(root, 1), alice, within_s=30)
     assert restored(root, demanding(alice)).step == 1
+
+
+def test_launches_from_before_a_run_was_signed_can_be_named(tmp_path: Path, alice: Counted) -> None:
+    root, store = tmp_path / "run", LocalStore(tmp_path / "run")
+    save(root, None, 1, 2)
+    for step in (1, 2):
+        add_signature(store, commit_of(root, step), alice, within_s=30)
+    save(root, signed_by(alice), 3)
+    report = verify(store, everything=True, chain=True, guard=demanding(alice).guard)
+    assert report.verdict == "damaged"
+    assert any("unsigned_launches" in problem.message for problem in report.problems)
+    named = demanding(alice, unsigned_launches=[1])
+    report = verify(store, everything=True, chain=True, guard=named.guard)
+    assert report.verdict == "whole", report.problems
+    unsigned(root, 3)
+    assert restored(root, named).step == 2
+    with pytest.raises(ConfigError, match="unsigned_launches"):
+        demanding(alice, unsigned_launches=["1"])
+
+
+def test_what_demands_signatures_and_makes_none_saves_nothing(tmp_path: Path, alice: Counted) -> None:
+    root = tmp_path / "run"
+    with (
+        Checkpointer(root, security=demanding(alice)) as ck,
+        pytest.raises(ConfigError, match=r"give it \[sign\]"),
+    ):
+        ck.save(1, {"weight": weight(1)})
+    assert not root.exists()
+    save(root, demanding(alice, require=False), 1)
+
+
+@pytest.mark.parametrize("how", ("revoked", "expired"))
+def test_a_key_that_has_ended_signs_no_more(
+    how: str, tmp_path: Path, alice: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strongroom_security import verify as section
+    from strongroom_security.trustlist import Revocation, TrustedKey, TrustList, sign_trust_list
+
+    roots = Counted(tmp_path / "root.pem")
+    revoked = ()
+    if how == "revoked":
+        revoked = (Revocation(id=alice.public_key.id, reason="stolen", revoked_at_ms=5, up_to=()),)
+    good_until = 2**45 if how == "expired" else None
+    key = TrustedKey(key=alice.public_key, name="alice", not_before_ms=None, not_after_ms=good_until)
+    listed = TrustList(version=1, issued_at_ms=1, expires_at_ms=None, keys=(key,), revoked=revoked)
+    (tmp_path / "trust.json").write_bytes(sign_trust_list(listed, [roots]))
+
+    def policy() -> SecurityPolicy:
+        return signed_by(alice, trust=tmp_path / "trust.json", trust_keys=[roots.public_key])
+
+    if how == "expired":
+        # While it is good it signs; and it stops in the middle of a run.
+        with Checkpointer(tmp_path / "run", security=policy()) as ck:
+            ck.save(1, {"weight": weight(1)}).result(60)
+            later = Clock(now_ns=lambda: 2**45 * 1_000_000, monotonic=SYSTEM_CLOCK.monotonic)
+            monkeypatch.setattr(section, "SYSTEM_CLOCK", later)
+            with pytest.raises(SaveError, match=r"must not sign any more.*expired"):
+                ck.save(2, {"weight": weight(2)}).result(60)
+    with pytest.raises(ConfigError, match=r"must not sign any more.*(stolen|expired)"):
+        policy()
 
 
 def test_a_stranger_in_the_place_of_a_signature_is_named(

@@ -509,7 +509,7 @@ def test_a_revoked_keys_launches_are_good_up_to_that_of_a_named_checkpoint(store
 def test_a_launch_needs_one_of_the_keys_whatever_a_checkpoint_needs(requirement: Requirement) -> None:
     trust = ManifestTrust(requirement)
     trust.judge_launch(launch(signer("trainer")))
-    with pytest.raises(UntrustedError, match="launch 1 of run run-a is not signed"):
+    with pytest.raises(UntrustedError, match="launch 1 of run run-a is signed by nobody"):
         trust.judge_launch(launch(None))
     with pytest.raises(UntrustedError, match="not known here"):
         trust.judge_launch(launch(signer("thief")))

@@ -236,6 +236,7 @@ class StrongroomWriter(StorageWriter):
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
         history = Catalog(store, self._guard.trust).history()
+        self._guard.check_saves(self._signing)
         above = launch_to_exceed(self._guard.floor, store.uri, history, accept_older=self._accept_older)
         parent = self._find_parent(store, history)
         run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms)

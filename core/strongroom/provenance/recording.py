@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from strongroom.canonical import Json
-from strongroom.errors import ConfigError, ProvenanceMismatchError
+from strongroom.errors import ConfigError, ProvenanceMismatchError, StateEncodingError
 from strongroom.provenance.architecture import Architecture
 from strongroom.provenance.collecting import COLLECT_S, collection_of_this_process
 from strongroom.provenance.comparing import Change, OnChange, compare
@@ -24,7 +24,7 @@ from strongroom.values import Encoder, Node
 if TYPE_CHECKING:
     from strongroom.opened import OpenedCheckpoint
 
-__all__ = ["Given", "Recorder", "encode_given"]
+__all__ = ["Given", "Recorder", "encode_given", "places_of_secrets"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
@@ -35,6 +35,16 @@ _SHARE: Final = 0.25
 _MARGIN_S: Final = 5.0
 _TOLD: Final = 20
 """Differences, or places of secrets, that a message lists."""
+
+
+def places_of_secrets(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Where something looks like a secret, for what is stored as it is; nothing where it has no encoding."""
+    scrubber = Scrubber(secret_values(os.environ))
+    try:
+        scrubber.node(encode_given(values, where), where)
+    except StateEncodingError:
+        return ()
+    return tuple(scrubber.found)
 
 
 class Recorder:

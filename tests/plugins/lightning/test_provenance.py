@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strongroom import OnChange, ProvenanceMismatchError
+from strongroom import ConfigError, OnChange, ProvenanceMismatchError, RollbackError
 from strongroom.catalog import Catalog
 from strongroom.opened import open_checkpoint
 from strongroom.signing import NO_GUARD
@@ -58,6 +59,31 @@ def test_other_data_is_refused_on_resume_and_other_hyper_parameters_are_told(
     told = " ".join(record.message for record in caplog.records)
     assert "hyper_parameters" in told
     assert "dropped" in told
+
+
+def test_hyper_parameters_that_look_like_secrets_are_warned_of(fit: Any, net: Any, root: Path) -> None:
+    with pytest.warns(UserWarning, match=r"hyper_parameters.*api_key.*look like secrets"):
+        fit(root, max_epochs=1, module=lambda: net(options={"api_key": "A9f3-77aZ-q01x"}))
+    assert "A9f3-77aZ-q01x" not in json.dumps(provenance_of(root))
+
+
+def test_a_resume_below_the_floor_takes_a_word(fit: Any, root: Path, tmp_path: Path) -> None:
+    generate_key(tmp_path / "signer.pem")
+    policy = tmp_path / "strongroom.toml"
+    policy.write_text('[sign]\nkey = "file:signer.pem"\n[verify]\nfloor = "file:floor.json"\n')
+    options = {"every_n_train_steps": 1, "security": policy, "run_id": "mine"}
+    fit(root, until=3, checkpoint=options)
+    shutil.copytree(root, tmp_path / "yesterday")
+    fit(root, until=6, checkpoint=options)
+    shutil.rmtree(root)
+    with pytest.raises(RollbackError, match="were taken away"):
+        fit(root, checkpoint=options)
+    shutil.copytree(tmp_path / "yesterday", root)
+    with pytest.raises(RollbackError, match="goes back"):
+        fit(root, checkpoint=options)
+    fit(root, checkpoint={**options, "accept_older": True})
+    with pytest.raises(ConfigError, match="holds run mine"):
+        fit(root, checkpoint={**options, "run_id": "theirs"})
 
 
 def test_one_argument_seals_and_signs(fit: Any, root: Path, tmp_path: Path, uninterrupted: Any) -> None:
