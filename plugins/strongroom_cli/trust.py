@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,6 +165,11 @@ def _with_key(trust: TrustList, options: argparse.Namespace) -> TrustList:
 def _with_revocation(trust: TrustList, options: argparse.Namespace) -> TrustList:
     key_id = _public_key(options.key).id if ":" in options.key else options.key
     guard = _guard(options) if options.up_to else NO_GUARD
+    if options.up_to and guard.trust is None:
+        sys.stderr.write(
+            "strongroom: no policy here demands signatures, so what --up-to names was held against its own "
+            "digests alone; give --security, with the [verify] that restores go by\n"
+        )
     up_to = tuple(dict.fromkeys(_named(text, guard) for text in options.up_to))
     with _told_as_usage():
         added = Revocation(id=key_id, reason=options.reason, revoked_at_ms=SYSTEM_CLOCK.now_ms(), up_to=up_to)

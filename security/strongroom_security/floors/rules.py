@@ -124,7 +124,9 @@ class FirstUses:
             if run in self._told:
                 return
             self._told.add(run)
-        _LOG.info("%s remembers nothing of run %s yet: what is there now is taken for the newest", floor, run)
+        _LOG.warning(
+            "%s remembers nothing of run %s yet: what is there now is taken for the newest", floor, run
+        )
 
 
 def check_header(members: dict[str, Json], kind: str, others: set[str], what: str) -> None:
