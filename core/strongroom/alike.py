@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strongroom.config import Policy
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.messages import Message
 from strongroom.ranks import name_ranks
+
+if TYPE_CHECKING:
+    from strongroom.config import Policy
 
 __all__ = ["check_alike", "check_same_demands", "given"]
 
