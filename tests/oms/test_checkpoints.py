@@ -17,6 +17,7 @@ from strongroom import Checkpointer
 from strongroom.catalog import Catalog
 from strongroom.errors import IntegrityError, NoWholeCheckpointError
 from strongroom.stores.local import LocalStore
+from strongroom.verify import verify
 from strongroom_security import Seal, SecurityPolicy, Sign, Verify
 from strongroom_security.certificates import Authority
 from strongroom_security.cosigning import add_signature
@@ -46,9 +47,15 @@ def save(root: Path, signer: Signer, *, digest: str = "sha256", sealed: bool = F
     return folder
 
 
+EVERY_FILE = "--no-ignore-git-paths"
+"""By itself the command passes over ``.git`` and its like, which somebody could plant."""
+
+
 def arguments(folder: Path, signature: str = "signature.json", *flags: str) -> list[str]:
+    """What the pages tell an auditor to type."""
     public = folder.parent.parent / "signer.pub"
-    return [str(folder / "data"), "--signature", str(folder / signature), "--public_key", str(public), *flags]
+    named = ["--signature", str(folder / signature), "--public_key", str(public)]
+    return [str(folder / "data"), EVERY_FILE, *named, *flags]
 
 
 @pytest.mark.parametrize("sealed", (False, True), ids=("plain", "sealed"))
@@ -111,6 +118,36 @@ def test_each_tampering_is_refused_by_both(
         ck.restore(step=7)
 
 
+def unexpected(root: Path) -> list[str]:
+    """What ours tells of that has no place in the root's newest checkpoint."""
+    return [problem.key for problem in verify(LocalStore(root)).problems if problem.kind == "unexpected"]
+
+
+@pytest.mark.parametrize("planted", (".gitignore", ".gitattributes", ".git/config", ".github/more"))
+def test_what_is_planted_under_a_name_of_gits_is_refused_with_the_flag_of_the_pages(
+    planted: str, tmp_path: Path, key: MemorySigner, model_signing: ModelSigning
+) -> None:
+    folder = save(tmp_path / "run", key)
+    place = folder / "data" / planted
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("planted")
+    given = arguments(folder)
+    assert not model_signing.accepts("key", *given)
+    # This is why the flag is printed: without it the command says that all is well.
+    assert model_signing.accepts("key", *(each for each in given if each != EVERY_FILE))
+    (told,) = unexpected(tmp_path / "run")
+    assert told.startswith(f"{folder.name}/data/.git")
+
+
+def test_an_empty_folder_is_told_by_ours_alone(
+    tmp_path: Path, key: MemorySigner, model_signing: ModelSigning
+) -> None:
+    folder = save(tmp_path / "run", key)
+    (folder / "data" / "more").mkdir()
+    assert model_signing.accepts("key", *arguments(folder))
+    assert unexpected(tmp_path / "run") == [f"{folder.name}/data/more/"]
+
+
 def test_a_foreign_key_is_refused(tmp_path: Path, key: MemorySigner, model_signing: ModelSigning) -> None:
     folder = save(tmp_path / "run", key)
     (tmp_path / "signer.pub").write_bytes(MemorySigner().public_key.pem)
@@ -153,7 +190,7 @@ def test_a_certificates_checkpoint_is_verified_by_its_authority(
     (tmp_path / "ca.pem").write_bytes(root.pem)
     chain = ["--certificate_chain", str(tmp_path / "ca.pem")]
     signature = ["--signature", str(folder / "signature.json")]
-    assert model_signing.accepts("certificate", str(folder / "data"), *signature, *chain)
+    assert model_signing.accepts("certificate", str(folder / "data"), EVERY_FILE, *signature, *chain)
     policy = SecurityPolicy(
         verify=Verify(authorities=[Authority(roots=(root.certificate,), names=(SIGNER_NAME,), uri="ca.pem")])
     )
