@@ -15,7 +15,7 @@
     ├── NoKeyError                  sealed, and no key here opens it, or who keeps the key refuses
     ├── KeyServiceError             who keeps a key (KMS, vault, HSM) timed out, throttles or is out of reach
     ├── ProvenanceMismatchError     the program has other data (or code) than the checkpoint was saved with
-    ├── RollbackError               further back than allowed: too many skipped, or below what a floor remembers
+    ├── RollbackError               further back than allowed: too many skipped, or below the floor
     ├── UnsupportedFormatError      whole, but written in a format that this release does not read
     ├── CheckpointNotFoundError     no committed checkpoint by that step
     ├── StoreError                  the store could not do what was asked
