@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from strongroom import Checkpointer, layout
 from strongroom.digest import sha256_of
 from strongroom.manifest import Commit, Manifest
+from strongroom.signing import Guard
 from strongroom.stores.local import LocalStore
 from strongroom_security.fields import Context
 from strongroom_security.keyring import Keyring, RecipientEntry, write_generation
@@ -110,7 +111,8 @@ def test_a_checkpoint_of_a_run_is_opened_into_files_that_other_tools_read(
     run_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     create_key_pair(tmp_path / "glass")
-    policy = SimpleNamespace(digest=None, sealing=EnvelopeSealing([read_key(tmp_path / "glass.pub")]))
+    sealing = EnvelopeSealing([read_key(tmp_path / "glass.pub")])
+    policy = SimpleNamespace(digest=None, sealing=sealing, signing=None, guard=Guard(sealing=sealing))
     weights = torch.arange(1_000_000, dtype=torch.float32)
     with Checkpointer(tmp_path / "root", security=policy) as checkpointer:
         checkpointer.save(7, {"weights": weights, "epoch": 3}).result(timeout_s=60)

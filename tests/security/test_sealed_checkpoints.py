@@ -521,6 +521,7 @@ CLEAR = {
         "parent.launch": r"\d+",
         "parent.manifest": r"sha256:[0-9a-f]{64}",
         "parent.step": r"\d+",
+        "retention_class": "None",
         "run": r"[0-9a-f]{32}",
         "step": r"\d+",
         "world_size": "1",
@@ -552,6 +553,7 @@ CLEAR = {
         "launch": r"\d+",
         "manifest": r"sha256:[0-9a-f]{64}",
         "run": r"[0-9a-f]{32}",
+        "signature": "None",
         "size": r"\d+",
         "step": r"\d+",
         "~digest": r"sha256:[0-9a-f]{64}",
@@ -571,6 +573,7 @@ CLEAR = {
         "launch": r"\d+",
         "parent": "None",
         "run": r"[0-9a-f]{32}",
+        "signature": "None",
         "~digest": r"sha256:[0-9a-f]{64}",
     },
 }

@@ -255,7 +255,7 @@ def check_refused(run: Run, words: str, *, file: str | None = None) -> None:
     assert file is None or file.removesuffix(".floe") in reason
     check_whole(restored, state, 2)
 
-    report = verify(run.store, step=3, guard=Guard(guard=Guard(sealing=sealing_of(run.policy))), workers=1)
+    report = verify(run.store, step=3, guard=Guard(sealing=sealing_of(run.policy)), workers=1)
     assert report.verdict == "damaged", report.problems
     if file is not None:
         assert any(file in problem.key for problem in report.problems), report.problems

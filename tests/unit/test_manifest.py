@@ -176,7 +176,7 @@ def test_the_same_members_in_another_spelling_are_refused(document: Any) -> None
 
 
 def test_a_document_is_bounded_before_it_is_parsed() -> None:
-    for document, limit in ((RUN, 4096), (LAUNCH, 16384), (COMMIT, 16384)):
+    for document, limit in ((RUN, 4096), (LAUNCH, 65536), (COMMIT, 16384)):
         data = forged(document, changing(**{"x-note": "n" * limit}))
         with pytest.raises(FormatError, match=f"at most {limit} are read"):
             type(document).decode(data, "it")

@@ -199,12 +199,15 @@ def test_what_stands_among_the_launches_and_is_none_is_named(run: Run) -> None:
     assert told(verified(run)) == {"launches/000002.json.bak": "unexpected"}
 
 
-def test_what_later_releases_put_beside_the_data_is_no_problem(run: Run) -> None:
+def test_what_may_stand_beside_the_data_is_no_problem_and_what_may_not_is_named(run: Run) -> None:
     (run.newest / "signature.json").write_bytes(b"{}")
-    for folder in ("signatures", "keyring"):
+    for folder, name in (("signatures", f"{'ab' * 32}.json"), ("keyring", "0001.json")):
         (run.newest / folder).mkdir()
-        (run.newest / folder / "0001.json").write_bytes(b"{}")
+        (run.newest / folder / name).write_bytes(b"{}")
     assert verified(run).problems == ()
+    stray = run.newest / "signatures" / "0001.json"
+    stray.write_bytes(b"{}")
+    assert told(verified(run)) == {run.key(stray): "unexpected"}
 
 
 def test_what_else_lies_in_the_root_is_no_problem(run: Run) -> None:
