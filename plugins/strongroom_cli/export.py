@@ -167,7 +167,7 @@ def _bundle(resources: Mapping[str, bytes], sign: Sign) -> bytes:
     from strongroom.exporting.export import SIGNATURE_NAME
     from strongroom_security import oms
 
-    payload = oms.statement(resources, subject=_SUBJECT, ignored=(*oms.GIT_PATHS, SIGNATURE_NAME))
+    payload = oms.statement(resources, subject=_SUBJECT, ignored=(SIGNATURE_NAME,))
     return oms.sign_payload(payload, sign.signer, within_s=sign.timeout_s)
 
 

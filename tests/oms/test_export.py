@@ -60,6 +60,16 @@ def test_an_exported_folder_is_accepted(model_signing: ModelSigning, exported: P
     assert model_signing.accepts("key", moved, "--signature", beside, "--public_key", tmp_path / "signer.pub")
 
 
+def test_what_git_would_put_there_is_a_receivers_choice(
+    model_signing: ModelSigning, exported: Path, tmp_path: Path
+) -> None:
+    arguments = verified_by_key(exported, tmp_path / "signer.pub")
+    assert model_signing.accepts(*arguments, "--no-ignore-git-paths")
+    (exported / ".gitattributes").write_text("*.safetensors filter=lfs")
+    assert model_signing.accepts(*arguments)
+    assert not model_signing.accepts(*arguments, "--no-ignore-git-paths")
+
+
 def test_what_the_command_prints_for_receivers_works(
     model_signing: ModelSigning, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
