@@ -374,10 +374,10 @@ def test_hostile_json_is_refused(data: bytes, problem: str) -> None:
         verified(data)
 
 
-@given(st.data())
-def test_any_changed_byte_is_refused_by_an_error_of_ours(data: st.DataObject) -> None:
+@given(where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+def test_any_changed_byte_is_refused_by_an_error_of_ours(where: float, change: int) -> None:
+    # Signed anew each time, and so of a length that is not always the same.
     whole = sign_trust_list(a_list(), [signer("root one")])
-    at = data.draw(st.integers(0, len(whole) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != whole[at]))
+    at = int(where * len(whole))
     with pytest.raises(IntegrityError):
-        verified(whole[:at] + bytes([byte]) + whole[at + 1 :])
+        verified(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
