@@ -62,11 +62,6 @@ class Access:
         """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
         self._publics = [message.pieces.get("public", b"") for message in said]
 
-    @property
-    def rollback_protection(self) -> str:
-        """Where the floor is, or ``"none"``."""
-        return self._guard.rollback_protection
-
     def admit(self, store: Store, commit: Commit, *, accept_older: bool) -> dict[int, Message]:
         """On the coordinator: judge a checkpoint, then unlock it.
 

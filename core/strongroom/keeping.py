@@ -72,6 +72,8 @@ class Keeper:
         if max(history.launch_numbers) > name.launch:
             # A later writer slipped in between the fence and the commit: what stays is its to say.
             return
+        there = set(history.commits.values())
+        self._judged = {each: is_ours for each, is_ours in self._judged.items() if each in there}
         self._judged[commit] = True
         ranked = [other for other in history.line.ranked if self._counts(history.commits.get(other))]
         decisions = retention.plan(

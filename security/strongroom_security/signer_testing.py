@@ -29,16 +29,11 @@ It needs pytest.
 from __future__ import annotations
 
 import copy
-import os
 import pickle  # noqa: TID251 - what holds a key must refuse it
-import signal
 import threading
 import time
 import traceback
-import warnings
-from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import wait
 from typing import ClassVar
 
 import pytest
@@ -46,13 +41,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from strongroom.errors import KeyServiceError
+from strongroom_security.contracts import WAIT_S, in_child, outcome, shows
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.recipients.base import check_kind
 from strongroom_security.signers.base import Signer, is_signer, sign_checked
 
 __all__ = ["SignerContract"]
 
-_WAIT_S = 60.0
 _MESSAGE = b"DSSEv1 28 application/vnd.in-toto+json 2 {}"
 
 
@@ -170,7 +165,7 @@ class SignerContract:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(_WAIT_S)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
         if errors:
             raise errors[0]
@@ -180,7 +175,7 @@ class SignerContract:
         signer.sign(_MESSAGE, within_s=self.within_s)
         # One has asked for its public key, and the other has not.
         for each in (signer, again):
-            signature = _in_child(partial(each.sign, _MESSAGE, within_s=self.within_s))
+            signature = in_child(partial(each.sign, _MESSAGE, within_s=self.within_s))
             assert signer.public_key.verify(_MESSAGE, signature)
         # Nor did the children take away what the parent needs.
         assert signer.public_key.verify(_MESSAGE, signer.sign(_MESSAGE, within_s=self.within_s))
@@ -191,9 +186,9 @@ class SignerContract:
         signer.sign(_MESSAGE, within_s=self.within_s)
         secrets = self.secrets(signer)
         shown = [repr(signer), str(signer), signer.uri, repr(signer.public_key), repr(signer.certificates)]
-        assert not any(_shows(text.encode(), secrets) for text in shown)
+        assert not any(shows(text.encode(), secrets) for text in shown)
         for serialise in (pickle.dumps, copy.copy, copy.deepcopy):
-            assert not _shows(_outcome(serialise, signer), secrets)
+            assert not shows(outcome(serialise, signer), secrets)
 
     # How long it takes
 
@@ -205,53 +200,7 @@ class SignerContract:
             silent.sign(_MESSAGE, within_s=self.short_s)
         assert silent.uri in str(caught.value)
         text = "".join(traceback.format_exception(caught.value)).encode()
-        assert not _shows(text, self.secrets(silent))
+        assert not shows(text, self.secrets(silent))
         with pytest.raises(KeyServiceError):
             sign_checked(silent, _MESSAGE, within_s=self.short_s)
         assert time.monotonic() - began < 2 * self.short_s + 10
-
-
-def _outcome(serialise: Callable[[object], object], value: object) -> bytes:
-    """What came of it, or the words in which it was refused."""
-    try:
-        result = serialise(value)
-    except (TypeError, pickle.PicklingError) as error:
-        return str(error).encode()
-    return result if isinstance(result, bytes) else repr(result).encode()
-
-
-def _shows(data: bytes, secrets: list[bytes]) -> bool:
-    """Whether bytes hold any part of a secret, as it is or in a usual spelling."""
-    for secret in secrets:
-        for spelling in (secret, secret.hex().encode(), repr(secret)[2:-1].encode()):
-            length = min(8, len(spelling))
-            if any(spelling[at : at + length] in data for at in range(len(spelling) - length + 1)):
-                return True
-    return False
-
-
-def _in_child(call: Callable[[], bytes]) -> bytes:
-    """What a call returns in a forked child."""
-    receiver, sender = os.pipe()
-    with warnings.catch_warnings():
-        # That a process with threads forks is what is tried here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            os.write(sender, b"\1" + call())
-        except BaseException as error:  # noqa: BLE001 - a child that raised would go on as a second pytest
-            os.write(sender, b"\0" + "".join(traceback.format_exception(error)).encode()[:60_000])
-        finally:
-            os._exit(0)
-    os.close(sender)
-    try:
-        if not wait([receiver], _WAIT_S):
-            raise TimeoutError(f"the forked child did not end within {_WAIT_S} s")
-        answer = os.read(receiver, 65536)
-    finally:
-        os.close(receiver)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert answer[:1] == b"\1", answer[1:].decode()
-    return answer[1:]

@@ -30,22 +30,19 @@ It needs pytest.
 from __future__ import annotations
 
 import copy
-import os
 import pickle  # noqa: TID251 - what holds a key must refuse it
 import re
-import signal
 import threading
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import wait
 from typing import ClassVar
 
 import pytest
 
 from strongroom.errors import IntegrityError, KeyServiceError, NoKeyError
+from strongroom_security.contracts import WAIT_S, in_child, outcome, shows
 from strongroom_security.fields import Context
 from strongroom_security.recipients.base import (
     KEY_BYTES,
@@ -59,7 +56,6 @@ from strongroom_security.secret import Secret
 
 __all__ = ["RecipientContract"]
 
-_WAIT_S = 60.0
 _CHECKPOINT = Context(run="run-7f", launch=3, step=1200, attempt="0123456789abcdef")
 _FILE = replace(_CHECKPOINT, path="00000-00.safetensors.floe")
 
@@ -131,7 +127,7 @@ class RecipientContract:
         key = Secret.draw(KEY_BYTES)
         wrapped = recipient.wrap(key, _CHECKPOINT, within_s=self.within_s)
         assert KEY_BYTES <= len(wrapped) <= MAX_WRAPPED_BYTES
-        assert not _shows(wrapped, [key.reveal(), *self.secrets(recipient)])
+        assert not shows(wrapped, [key.reveal(), *self.secrets(recipient)])
 
     def test_another_process_opens_what_this_one_wrapped(
         self, recipient: Recipient, again: Recipient
@@ -216,7 +212,7 @@ class RecipientContract:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(_WAIT_S)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
         if errors:
             raise errors[0]
@@ -225,9 +221,9 @@ class RecipientContract:
         # Used before the fork, so that what must not be shared by two processes is there to be shared.
         recipient.wrap(Secret.draw(KEY_BYTES), _CHECKPOINT, within_s=self.within_s)
         key = Secret.draw(KEY_BYTES)
-        wrapped = _in_child(lambda: recipient.wrap(key, _CHECKPOINT, within_s=self.within_s))
+        wrapped = in_child(lambda: recipient.wrap(key, _CHECKPOINT, within_s=self.within_s))
         assert identity.unwrap(wrapped, _CHECKPOINT, within_s=self.within_s) == key
-        opened = _in_child(lambda: identity.unwrap(wrapped, _CHECKPOINT, within_s=self.within_s).reveal())
+        opened = in_child(lambda: identity.unwrap(wrapped, _CHECKPOINT, within_s=self.within_s).reveal())
         assert Secret(opened) == key
 
     # What is shown
@@ -238,9 +234,9 @@ class RecipientContract:
         for each in (recipient, identity):
             secrets = self.secrets(each) if isinstance(each, Recipient) else []
             shown = [repr(each), str(each), each.uri, each.id]
-            assert not any(_shows(text.encode(), secrets) for text in shown)
+            assert not any(shows(text.encode(), secrets) for text in shown)
             for serialise in (pickle.dumps, copy.copy, copy.deepcopy):
-                assert not _shows(_outcome(serialise, each), secrets)
+                assert not shows(outcome(serialise, each), secrets)
 
     # How long it takes
 
@@ -263,7 +259,7 @@ class RecipientContract:
         with pytest.raises((IntegrityError, NoKeyError)) as caught:
             identity.unwrap(wrapped, context, within_s=self.within_s)
         text = "".join(traceback.format_exception(caught.value)).encode()
-        assert not _shows(text, [key.reveal(), *self.secrets(recipient)])
+        assert not shows(text, [key.reveal(), *self.secrets(recipient)])
 
 
 def _changed(wrapped: bytes) -> Iterator[bytes]:
@@ -277,50 +273,3 @@ def _changed(wrapped: bytes) -> Iterator[bytes]:
     yield wrapped[: size // 2]
     yield wrapped + b"\0"
     yield wrapped + wrapped
-
-
-def _outcome(serialise: Callable[[object], object], value: object) -> bytes:
-    """What came of it, or the words in which it was refused."""
-    try:
-        result = serialise(value)
-    except TypeError as error:
-        return str(error).encode()
-    return result if isinstance(result, bytes) else repr(result).encode()
-
-
-def _shows(data: bytes, secrets: list[bytes]) -> bool:
-    """Whether bytes hold any part of a secret, as it is or in a usual spelling."""
-    for secret in secrets:
-        for spelling in (secret, secret.hex().encode(), repr(secret)[2:-1].encode()):
-            length = min(8, len(spelling))
-            if any(spelling[at : at + length] in data for at in range(len(spelling) - length + 1)):
-                return True
-    return False
-
-
-def _in_child(call: Callable[[], bytes]) -> bytes:
-    """What a call returns in a forked child."""
-    receiver, sender = os.pipe()
-    with warnings.catch_warnings():
-        # That a process with threads forks is what is tried here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            os.write(sender, b"\1" + call())
-        except BaseException as error:  # noqa: BLE001 - a child that raised would go on as a second pytest
-            os.write(sender, b"\0" + "".join(traceback.format_exception(error)).encode()[:60_000])
-        finally:
-            os._exit(0)
-    os.close(sender)
-    try:
-        # Not by select(), which knows no file descriptor above 1023.
-        if not wait([receiver], _WAIT_S):
-            raise TimeoutError(f"the forked child did not end within {_WAIT_S} s")
-        answer = os.read(receiver, 65536)
-    finally:
-        os.close(receiver)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert answer[:1] == b"\1", answer[1:].decode()
-    return answer[1:]

@@ -571,6 +571,21 @@ def test_a_floor_that_cannot_be_written_is_told_and_stops_nothing(
     assert all("no space left" in message for message in told)
 
 
+@pytest.mark.parametrize("kind", ("file", "dir"))
+def test_a_floor_inside_its_own_root_is_refused_before_anything_is_saved(
+    kind: str, tmp_path: Path, alice: Counted
+) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    floor = f"file:{root}/floor.json" if kind == "file" else f"dir:{root}"
+    with (
+        Checkpointer(root, security=signed_by(alice, floor=floor)) as ck,
+        pytest.raises(ConfigError, match="lies inside"),
+    ):
+        ck.save(1, {"weight": weight(1)})
+    assert not list(root.iterdir())
+
+
 def planted(root: Path, step: int, launch: int) -> None:
     """A checkpoint as anyone makes it who can create files."""
     folder = root / f"step-{step:012d}-{launch:04d}-{'ab' * 8}"

@@ -122,6 +122,7 @@ class FileFloor:
         check_position(self.uri, memory.runs.get(commit.run), commit)
 
     def run_of(self, root: str) -> str | None:
+        self.check_apart(root)
         return self._read().roots.get(root)
 
     def highest(self, run: str) -> CheckpointRef | None:

@@ -105,6 +105,7 @@ class FolderFloor:
             check_position(self.uri, remembered, commit)
 
     def run_of(self, root: str) -> str | None:
+        self.check_apart(root)
         self._check_folder()
         return self._settled(lambda: self._root(root))[1]
 
