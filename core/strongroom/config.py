@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from strongroom.digest import DIGEST_ALGORITHMS, DigestAlgorithm
 from strongroom.errors import ConfigError
+from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing
 
@@ -88,6 +89,10 @@ class Policy(Protocol):
     @property
     def guard(self) -> Guard:
         """What reading is held to."""
+
+    @property
+    def role(self) -> Role | None:
+        """What this process may do to a root, and by whose credentials; None: whatever the server lets it."""
 
 
 def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> Policy | None:

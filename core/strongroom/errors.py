@@ -23,6 +23,7 @@
     │   ├── AccessDeniedError       the store refused (permissions, credentials)
     │   ├── StoreFullError          no space or quota left
     │   └── StoreUnavailableError   timed out, throttled, I/O error, out of reach
+    ├── ReplicationError            a checkpoint is not on every tier that it should be on
     ├── SaveError                   a save did not commit
     │   ├── DeadlineExceededError   the attempt's deadline passed before its commit
     │   └── OutcomeUnknownError     the commit was sent and its answer lost: it may stand
@@ -62,6 +63,7 @@ __all__ = [
     "RanksDisagreeError",
     "RanksError",
     "RanksMissingError",
+    "ReplicationError",
     "RollbackError",
     "SaveError",
     "StateEncodingError",
@@ -231,6 +233,18 @@ class StoreFullError(StoreError):
 
 class StoreUnavailableError(StoreError):
     """Timed out, throttled, failed with an I/O error, or out of reach."""
+
+
+class ReplicationError(StrongroomError):
+    """A checkpoint is not on every tier that it should be on; on the first one it stands all the same.
+
+    Attributes:
+        tiers: URIs of those that it is not on.
+    """
+
+    def __init__(self, message: str, *, tiers: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tiers = tuple(tiers)
 
 
 class SaveError(StrongroomError):

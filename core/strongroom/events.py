@@ -16,6 +16,7 @@ from typing import Final, Protocol
 __all__ = [
     "CheckpointCommitted",
     "CheckpointRemoved",
+    "CheckpointReplicated",
     "CheckpointSkipped",
     "Emitter",
     "Event",
@@ -23,10 +24,12 @@ __all__ = [
     "LaunchClaimed",
     "OrphanRemoved",
     "RemovalFailed",
+    "ReplicationFailed",
     "RestoreFinished",
     "SaveFailed",
     "SaveSkipped",
     "SaveStarted",
+    "StoreMeasured",
 ]
 
 _LOG: Final = logging.getLogger("strongroom")
@@ -128,6 +131,50 @@ class RemovalFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReplicated(Event):
+    """A checkpoint stands on another tier, each of its files read there and found to be the same.
+
+    ``lag_s`` runs from its commit on the first tier to this one; ``sent_bytes`` leaves out what an earlier
+    process had sent already; ``pending`` checkpoints still wait for this tier.
+    """
+
+    step: int
+    launch: int
+    tier: str
+    size_bytes: int
+    sent_bytes: int
+    seconds: float
+    lag_s: float
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationFailed(Event):
+    """A checkpoint could not be copied to a tier; it is tried again.
+
+    ``lag_s`` is how long the oldest checkpoint that waits for the tier has waited.
+    """
+
+    step: int
+    launch: int
+    tier: str
+    reason: str
+    failures: int
+    lag_s: float
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreMeasured(Event):
+    """How full a tier is, after a commit; ``used_fraction`` lies between 0 and 1."""
+
+    tier: str
+    total_bytes: int
+    free_bytes: int
+    used_fraction: float
+
+
 class EventSink(Protocol):
     """Listens to events."""
 
@@ -159,4 +206,6 @@ _LEVELS: Final = {
     SaveFailed: logging.ERROR,
     CheckpointSkipped: logging.WARNING,
     RemovalFailed: logging.WARNING,
+    ReplicationFailed: logging.WARNING,
+    StoreMeasured: logging.DEBUG,
 }

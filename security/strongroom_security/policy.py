@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from strongroom.config import check_digest
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
+from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing
 from strongroom_security.members import WrongMemberError
@@ -84,6 +85,7 @@ class SecurityPolicy:
         sealing: how files are sealed and opened. It comes from ``seal``; give one only in its place.
         signing: who signs. It comes from ``sign``.
         guard: what reading is held to. It comes from all of them.
+        role: what this process may do to a root, and by whose credentials; None: no opinion.
     """
 
     digest: DigestAlgorithm | None = None
@@ -93,6 +95,7 @@ class SecurityPolicy:
     sealing: Sealing | None = None
     signing: Signing | None = field(init=False, default=None)
     guard: Guard = field(init=False, default=Guard())
+    role: Role | None = None
 
     def __post_init__(self) -> None:
         if self.digest is not None:

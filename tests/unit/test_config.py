@@ -26,6 +26,7 @@ class Policy:
     sealing = None
     signing = None
     guard = NO_GUARD
+    role = None
 
 
 def test_a_given_policy_is_taken_as_it_is() -> None:
