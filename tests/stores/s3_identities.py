@@ -10,31 +10,30 @@ Import the fixture that a module uses: ``from s3_identities import enforcing``.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import importlib.util
 import json
-import os
 import secrets
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from s3_servers import REGION, cannot, start_ministack
 
-__all__ = ["ACCOUNT", "REGION", "Enforcing", "Identity", "enforcing", "start_enforcing", "statement"]
+__all__ = [
+    "ACCOUNT",
+    "REGION",
+    "Enforcing",
+    "Identity",
+    "document",
+    "enforcing",
+    "start_enforcing",
+    "statement",
+]
 
-REGION = "us-east-1"
 ACCOUNT = "000000000000"
 """The account that ministack keeps everything in."""
 
-_START_S = 60.0
-_RUNNING: dict[str, Enforcing] = {}
+_RUNNING: list[Enforcing] = []
 """One server for all modules that import the fixture."""
 
 
@@ -158,81 +157,41 @@ def document(statements: Sequence[Mapping[str, Any]]) -> str:
 
 
 @contextlib.contextmanager
-def start_enforcing(log: Path) -> Iterator[Enforcing]:
+def start_enforcing() -> Iterator[Enforcing]:
     """The server, for as long as the context lasts."""
+    # Here, so that the module imports where boto3 is missing.
+    from botocore.exceptions import ClientError
+
     root = Identity(name="root", access_key="test", secret_key="test")  # noqa: S106 - ministack's own
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(log.parent),
-        "TMPDIR": str(log.parent),
-        "LANG": "C.UTF-8",
         "AUTH": "true",
-        "BIND_HOST": "127.0.0.1",
-        "LOG_LEVEL": "WARNING",
+        "SERVICES": "s3,iam,sts,kms",
         "AWS_ACCESS_KEY_ID": root.access_key,
         "AWS_SECRET_ACCESS_KEY": root.secret_key,
         "MINISTACK_ACCOUNT_ID": ACCOUNT,
         "MINISTACK_REGION": REGION,
     }
-    # Another process may take the port between its choice and its use.
-    for _ in range(3):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ministack"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment | {"GATEWAY_PORT": str(port)},
-                start_new_session=True,
-            )
+    with start_ministack(environment=environment) as server:
+        # A release that does not know the variable would find every denial missing, test by test.
+        made = Enforcing(address=server.endpoint_url, root=root)
+        stranger = Identity(name="stranger", access_key="unknown", secret_key="unknown")  # noqa: S106
         try:
-            end = time.monotonic() + _START_S
-            while time.monotonic() < end and process.poll() is None:
-                if _answers(port):
-                    yield Enforcing(address=f"http://127.0.0.1:{port}", root=root)
-                    return
-                time.sleep(0.05)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(_START_S)
-    raise RuntimeError(f"ministack did not start:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", "/_ministack/health")
-        answer = connection.getresponse()
-        return answer.status == 200 and json.loads(answer.read()).get("auth") == "enabled"
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
-    finally:
-        connection.close()
-
-
-def _cannot(reason: str) -> NoReturn:
-    """Skip, or fail where everything must run."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason}; continuous integration installs what these tests need")
-    pytest.skip(reason)
+            made.client("s3", stranger).list_buckets()
+        except ClientError:
+            yield made
+            return
+    cannot("this ministack lets everybody do everything; pip install 'ministack>=1.5'")
 
 
 @pytest.fixture(scope="session")
-def enforcing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Enforcing]:
+def enforcing() -> Iterator[Enforcing]:
     """A server that enforces policies; one for all modules."""
-    if "enforcing" in _RUNNING:
-        yield _RUNNING["enforcing"]
+    if _RUNNING:
+        yield _RUNNING[0]
         return
-    for name in ("boto3", "ministack"):
-        if importlib.util.find_spec(name) is None:
-            _cannot(f"{name} is not installed; pip install boto3 ministack")
-    with start_enforcing(tmp_path_factory.mktemp("ministack") / "log") as server:
-        _RUNNING["enforcing"] = server
+    with start_enforcing() as server:
+        _RUNNING.append(server)
         try:
             yield server
         finally:
-            del _RUNNING["enforcing"]
+            _RUNNING.remove(server)
