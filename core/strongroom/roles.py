@@ -13,6 +13,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from strongroom.stores.limited import Operation
 from strongroom.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
 __all__ = ["Duty", "Operation", "Role", "open_root"]
-
-
-class Operation(enum.Enum):
-    """What can be done to the objects of a store."""
-
-    CREATE = "create"
-    READ = "read"
-    LIST = "list"
-    DELETE = "delete"
 
 
 class Duty(enum.Enum):
