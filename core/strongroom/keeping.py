@@ -1,26 +1,119 @@
-"""Retention and orphans after each commit: decisions of `retention` and `sweep`, carried out."""
+"""Retention and garbage collection: what is looked at when, and what is told of it.
+
+Who decides is `strongroom.retention` and `strongroom.sweep`. A `Keeper` goes by them after each commit of a
+writer; `find_garbage` does for whoever comes from outside, and knows of no writer.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from strongroom import retention, sweep
-from strongroom.catalog import Catalog
+from strongroom.candidates import Candidates
+from strongroom.catalog import Catalog, History
 from strongroom.config import Clock
-from strongroom.errors import IntegrityError, UnsupportedFormatError
-from strongroom.events import Emitter, RemovalFailed
+from strongroom.errors import ConfigError, IntegrityError, StrongroomError, UnsupportedFormatError
+from strongroom.events import CheckpointRemoved, Emitter, OrphanRemoved, RemovalFailed
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.opened import open_checkpoint
-from strongroom.retention import RetentionPolicy
+from strongroom.retention import Decision, KeepAll, RetentionPolicy
+from strongroom.roles import Duty, Operation, Role
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
+from strongroom.sweep import Outcome, Plan
 
-__all__ = ["Keeper"]
+__all__ = ["Held", "Keeper", "check_may_remove", "find_garbage"]
 
 _LOG: Final = logging.getLogger("strongroom")
+
+Held = Callable[[History], Mapping[CheckpointName, str]]
+"""Says which checkpoints must not go yet, and why: where they are nowhere else, for one."""
+
+_FOLLOWS_NO_POLICY: Final = KeepAll()
+
+
+def check_may_remove(role: Role | None) -> None:
+    """Raise ConfigError where a retention policy is given to a process that may not delete."""
+    if role is None or role.may(Operation.DELETE, Duty.SAVE):
+        return
+    raise ConfigError(
+        f"keep= removes checkpoints after each commit, and the role {role.name} may not delete any: leave it "
+        "out, and have `strongroom gc ROOT --keep-last N` run under the role retention from time to time"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """A root's checkpoints, as far as they are this run's by the policy.
+
+    Attributes:
+        history: the root, less launches that a stranger planted: these say nothing of the line.
+        ranked: those that count, in the line's order.
+        strange: the whole ones that do not, with the reason.
+    """
+
+    history: History
+    ranked: tuple[CheckpointName, ...]
+    strange: Mapping[CheckpointName, StrongroomError]
+
+
+class _Judge:
+    """Tells checkpoints of this run from what anybody may have planted; each is judged once.
+
+    Args:
+        guard: where it demands signatures, a checkpoint without them counts for nothing and is left alone:
+            whoever plants some must not make retention remove the true ones.
+    """
+
+    def __init__(self, store: Store, guard: Guard) -> None:
+        self._store = store
+        self._trust = guard.trust
+        self._judged: dict[Commit, IntegrityError | UnsupportedFormatError | None] = {}
+
+    def vouch(self, commit: Commit) -> None:
+        """Take a checkpoint for one of this run: its writer asks."""
+        self._judged[commit] = None
+
+    def count(self, history: History) -> _Counting:
+        there = set(history.commits.values())
+        self._judged = {commit: why for commit, why in self._judged.items() if commit in there}
+        candidates = Candidates(history)
+        for name in candidates:
+            problem = self._problem(history, name)
+            # What is in another format was found to be signed before it was parsed.
+            candidates.tell(name, problem if isinstance(problem, IntegrityError) else None)
+        line = candidates.history.line
+        problems = {name: self._problem(history, name) for name in history.commits}
+        return _Counting(
+            history=candidates.history,
+            ranked=tuple(name for name in line.ranked if name in problems and problems[name] is None),
+            strange={name: problem for name, problem in problems.items() if problem is not None},
+        )
+
+    def _problem(
+        self, history: History, name: CheckpointName
+    ) -> IntegrityError | UnsupportedFormatError | None:
+        """Why a checkpoint counts for nothing; None: it does."""
+        commit = history.commits.get(name)
+        if commit is None:
+            return IntegrityError(history.damaged[name])
+        if self._trust is None:
+            return None
+        if commit not in self._judged:
+            # Noted once it is known: where the store could not be asked, nothing is.
+            self._judged[commit] = self._look_into(commit)
+        return self._judged[commit]
+
+    def _look_into(self, commit: Commit) -> IntegrityError | UnsupportedFormatError | None:
+        try:
+            open_checkpoint(self._store, commit, Guard(trust=self._trust))
+        except (IntegrityError, UnsupportedFormatError) as error:
+            return error
+        return None
 
 
 class Keeper:
@@ -28,8 +121,8 @@ class Keeper:
 
     Args:
         keep: the policy; None: nothing is ever removed.
-        guard: where it demands signatures, a checkpoint without them counts for nothing and is left alone:
-            whoever plants some must not make this remove the true ones.
+        guard: what the policy demands of a checkpoint that counts.
+        held: what must not go yet.
     """
 
     def __init__(
@@ -41,15 +134,17 @@ class Keeper:
         clock: Clock,
         emitter: Emitter,
         guard: Guard = NO_GUARD,
+        held: Held | None = None,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._keep = keep
         self._clock = clock
         self._emitter = emitter
-        self._guard = guard
-        self._judged: dict[Commit, bool] = {}
+        self._judge = _Judge(store, guard)
+        self._held = held
         self._half_removed: set[CheckpointName] = set()
+        self._told: frozenset[CheckpointName] = frozenset()
 
     def retain(self, commit: Commit, verified: Collection[CheckpointName]) -> None:
         """Look at the root after a commit; never raises into training.
@@ -61,48 +156,117 @@ class Keeper:
         if self._keep is None:
             return
         try:
-            self._retain(self._keep, commit, verified)
+            for plan in self._plans(self._keep, commit, verified):
+                self._carry_out(plan, commit.run)
         except Exception as error:  # noqa: BLE001
             # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
             self._emitter.emit(RemovalFailed(run=commit.run, folder="", reason=str(error)))
 
-    def _retain(self, keep: RetentionPolicy, commit: Commit, verified: Collection[CheckpointName]) -> None:
+    def _plans(
+        self, keep: RetentionPolicy, commit: Commit, verified: Collection[CheckpointName]
+    ) -> Iterator[Plan]:
+        """What is to go, one matter after another: where one cannot be looked into, the others were done."""
         name = commit.name
         history = self._catalog.history()
         if max(history.launch_numbers) > name.launch:
             # A later writer slipped in between the fence and the commit: what stays is its to say.
             return
-        there = set(history.commits.values())
-        self._judged = {each: is_ours for each, is_ours in self._judged.items() if each in there}
-        self._judged[commit] = True
-        ranked = [other for other in history.line.ranked if self._counts(history.commits.get(other))]
-        decisions = retention.plan(
-            ranked, keep, verified=history.verified.union(verified), just_committed=name
-        )
+        self._judge.vouch(commit)
+        counting = self._judge.count(history)
+        for strange, why in counting.strange.items():
+            if strange not in self._told:
+                _LOG.warning("%s counts for nothing in retention, and is left alone: %s", strange, why)
+        self._told = frozenset(counting.strange)
         half_removed = self._half_removed.intersection(history.uncommitted)
-        self._half_removed = half_removed.union(
-            sweep.remove_checkpoints(self._store, commit.run, decisions, self._emitter)
+        self._half_removed = set(half_removed)
+        decisions = retention.plan(
+            counting.ranked,
+            keep,
+            verified=history.verified.union(verified),
+            just_committed=name,
+            held={} if self._held is None else self._held(history),
         )
-        orphans = sweep.orphans(
+        yield sweep.of_checkpoints(decisions, history)
+        now_ns = self._clock.now_ns()
+        yield sweep.orphans(
             self._store,
             history,
             launch=name.launch,
+            now_ns=now_ns,
             in_flight=(name,),
-            now_ns=self._clock.now_ns(),
             half_removed=half_removed,
         )
-        sweep.remove_orphans(self._store, commit.run, orphans, self._emitter)
+        yield sweep.abandoned_uploads(
+            self._store, history, launch=name.launch, now_ns=now_ns, in_flight=(name,)
+        )
 
-    def _counts(self, commit: Commit | None) -> bool:
-        """Whether a commit is a checkpoint of this run, as far as the policy asks: each is judged once."""
-        if commit is None or self._guard.trust is None:
-            return commit is not None
-        if commit not in self._judged:
-            try:
-                open_checkpoint(self._store, commit, Guard(trust=self._guard.trust))
-            except (IntegrityError, UnsupportedFormatError) as error:
-                self._judged[commit] = False
-                _LOG.warning("%s counts for nothing in retention, and is left alone: %s", commit.name, error)
-            else:
-                self._judged[commit] = True
-        return self._judged[commit]
+    def _carry_out(self, plan: Plan, run: str) -> None:
+        for removal in plan.removals:
+            outcome = sweep.remove(self._store, removal)
+            if outcome.is_half_done:
+                self._half_removed.add(removal.name)
+            self._emitter.emit(_event(run, outcome))
+
+
+def _event(run: str, outcome: Outcome) -> CheckpointRemoved | OrphanRemoved | RemovalFailed:
+    removal = outcome.removal
+    if outcome.error is not None:
+        return RemovalFailed(run=run, folder=removal.path, reason=outcome.error)
+    if removal.kind == "checkpoint":
+        return CheckpointRemoved(
+            run=run, step=removal.name.step, launch=removal.name.launch, reason=removal.reason
+        )
+    return OrphanRemoved(run=run, folder=removal.path, reason=removal.reason)
+
+
+def find_garbage(
+    store: Store,
+    history: History,
+    keep: RetentionPolicy | None,
+    *,
+    now_ns: int,
+    guard: Guard = NO_GUARD,
+    held: Held | None = None,
+) -> Plan:
+    """What may go from a root, for somebody who is not its writer; nothing is removed.
+
+    A writer may be at work meanwhile: what it could still commit stays, and so does what it began from.
+
+    Args:
+        history: the root, launch records judged by the guard's trust.
+        keep: which checkpoints stay; None: all of them.
+        now_ns: the time, by the clock that the store's times are from.
+        guard: what the policy demands of a checkpoint that counts.
+        held: what must not go yet.
+
+    Raises:
+        StoreError: the store could not be asked.
+    """
+    counting = _Judge(store, guard).count(history)
+    decisions = retention.plan(
+        counting.ranked,
+        keep if keep is not None else _FOLLOWS_NO_POLICY,
+        verified=history.verified,
+        held={**_taken_up(history), **({} if held is None else held(history))},
+    )
+    strange = {**history.damaged, **{name: str(why) for name, why in counting.strange.items()}}
+    launch = max(history.launch_numbers, default=0)
+    return (
+        sweep.of_checkpoints(decisions, history)
+        + Plan(
+            kept=tuple(
+                Decision(name=name, is_kept=True, reason=f"counts for nothing, and is left alone: {why}")
+                for name, why in strange.items()
+            )
+        )
+        + sweep.orphans(store, history, launch=launch, now_ns=now_ns)
+        + sweep.abandoned_uploads(store, history, launch=launch, now_ns=now_ns)
+    )
+
+
+def _taken_up(history: History) -> dict[CheckpointName, str]:
+    """What the newest launch goes on from, which has perhaps not committed anything yet."""
+    launch = history.launches.get(max(history.launches, default=0))
+    if launch is None or launch.parent is None:
+        return {}
+    return {launch.parent.name: f"launch {launch.launch} goes on from it"}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from strongroom.errors import ConfigError
 from strongroom.layout import CheckpointName
@@ -58,12 +59,16 @@ class Decision:
     reason: str
 
 
+_NOTHING_HELD: Final[Mapping[CheckpointName, str]] = MappingProxyType({})
+
+
 def plan(
     ranked: Sequence[CheckpointName],
     policy: RetentionPolicy,
     *,
     verified: Collection[CheckpointName] = (),
     just_committed: CheckpointName | None = None,
+    held: Mapping[CheckpointName, str] = _NOTHING_HELD,
 ) -> list[Decision]:
     """Decide for every checkpoint.
 
@@ -76,6 +81,7 @@ def plan(
         policy: chooses what else stays.
         verified: checkpoints that were restored, and so read and found whole, at some time.
         just_committed: the one after whose commit this is decided.
+        held: what must not go yet, with the reason: it may be nowhere else, for one.
     """
     kept = set(policy.keep(ranked))
     newest = ranked[0] if ranked else None
@@ -91,6 +97,8 @@ def plan(
         elif name == newest_verified:
             reason = "the newest checkpoint that was verified by reading"
             decisions.append(Decision(name=name, is_kept=True, reason=reason))
+        elif name in held:
+            decisions.append(Decision(name=name, is_kept=True, reason=held[name]))
         else:
             decisions.append(Decision(name=name, is_kept=False, reason=f"not kept by {policy}"))
     return decisions

@@ -1,25 +1,34 @@
 """Removing what retention lets go, and what died before it was committed.
 
-`orphans` and `strongroom.retention.plan` decide; `remove_checkpoints` and `remove_orphans`
-carry out. A removal takes ``COMMIT`` first: a sweep that dies halfway leaves an uncommitted
-folder, never a checkpoint with holes. Nothing here raises into training: what cannot be
-removed is told as an event and tried again after the next commit.
+`orphans` and `abandoned_uploads` decide, as `strongroom.retention.plan` does; `remove` carries out one
+decision. A removal takes ``COMMIT`` first: a sweep that dies halfway leaves an uncommitted folder, never a
+checkpoint with holes. When all of this happens, and what is told of it, is `strongroom.keeping`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from strongroom import layout
 from strongroom.catalog import History
-from strongroom.errors import StoreError
-from strongroom.events import CheckpointRemoved, Emitter, OrphanRemoved, RemovalFailed
+from strongroom.errors import ObjectNotFoundError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.retention import Decision
-from strongroom.stores.base import Store
+from strongroom.stores.base import ObjectInfo, Store
+from strongroom.stores.offers import Resuming, Unfinished
 
-__all__ = ["DEADLINES_UNTIL_ORPHAN", "orphans", "remove_checkpoints", "remove_orphans"]
+__all__ = [
+    "DEADLINES_UNTIL_ORPHAN",
+    "Kind",
+    "Outcome",
+    "Plan",
+    "Removal",
+    "abandoned_uploads",
+    "of_checkpoints",
+    "orphans",
+    "remove",
+]
 
 DEADLINES_UNTIL_ORPHAN: Final = 2
 """An uncommitted folder is left alone until this many of its launch's deadlines have passed."""
@@ -27,36 +36,90 @@ DEADLINES_UNTIL_ORPHAN: Final = 2
 _UNKNOWN_DEADLINE_S: Final = 86_400
 """For a folder whose launch record is lost: a day."""
 
+Kind = Literal["checkpoint", "orphan", "upload"]
+"""A committed checkpoint; a folder that is none (or none any more); an upload that nobody goes on with."""
 
-def remove_checkpoints(
-    store: Store, run: str, decisions: Iterable[Decision], emitter: Emitter
-) -> list[CheckpointName]:
-    """Remove every checkpoint that is not kept, oldest last in the given order.
 
-    Returns:
-        Those whose ``COMMIT`` went and whose folder may not have gone: no checkpoints any more,
-        and not to be told from a save under way by looking.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """Something that is to go, and why.
+
+    Attributes:
+        name: the checkpoint that it is, or would have been, or is a part of.
+        size_bytes: the room that it takes; None: nobody knows.
+        upload: where it is one.
     """
-    half_removed = []
-    for decision in decisions:
-        if decision.is_kept:
-            continue
-        is_committed = True
-        try:
-            store.delete(decision.name.commit_key)
-            is_committed = False
-            store.delete_tree(decision.name.folder)
-        except StoreError as error:
-            if not is_committed:
-                half_removed.append(decision.name)
-            emitter.emit(RemovalFailed(run=run, folder=decision.name.folder, reason=str(error)))
+
+    kind: Kind
+    name: CheckpointName
+    reason: str
+    size_bytes: int | None = None
+    upload: Unfinished | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it stands under the root: a folder, or the file that an upload would have made."""
+        return self.name.folder if self.upload is None else self.upload.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What goes and what stays, each with its reason."""
+
+    removals: tuple[Removal, ...] = ()
+    kept: tuple[Decision, ...] = ()
+
+    def __add__(self, other: Plan) -> Plan:
+        return Plan(removals=self.removals + other.removals, kept=self.kept + other.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a removal.
+
+    Attributes:
+        error: why it could not be done; None: it was.
+        is_half_done: whether ``COMMIT`` went and the folder may not have gone. It is no checkpoint any more,
+            and cannot be told from a save under way by looking.
+    """
+
+    removal: Removal
+    error: str | None = None
+    is_half_done: bool = False
+
+
+def remove(store: Store, removal: Removal) -> Outcome:
+    """Carry one removal out, as far as the store lets us."""
+    is_uncommitted = False
+    try:
+        if removal.upload is not None:
+            if isinstance(store, Resuming):
+                store.abort_upload(removal.upload)
         else:
-            emitter.emit(
-                CheckpointRemoved(
-                    run=run, step=decision.name.step, launch=decision.name.launch, reason=decision.reason
-                )
+            if removal.kind == "checkpoint":
+                store.delete(removal.name.commit_key)
+                is_uncommitted = True
+            store.delete_tree(removal.name.folder)
+    except StoreError as error:
+        return Outcome(removal=removal, error=str(error), is_half_done=is_uncommitted)
+    return Outcome(removal=removal)
+
+
+def of_checkpoints(decisions: Collection[Decision], history: History) -> Plan:
+    """What `strongroom.retention.plan` decided, as a plan."""
+    return Plan(
+        removals=tuple(
+            Removal(
+                kind="checkpoint",
+                name=decision.name,
+                reason=decision.reason,
+                size_bytes=history.commits[decision.name].size_bytes,
             )
-    return half_removed
+            for decision in decisions
+            if not decision.is_kept
+        ),
+        kept=tuple(decision for decision in decisions if decision.is_kept),
+    )
 
 
 def orphans(
@@ -64,56 +127,115 @@ def orphans(
     history: History,
     *,
     launch: int,
-    in_flight: Collection[CheckpointName],
     now_ns: int,
+    in_flight: Collection[CheckpointName] = (),
     half_removed: Collection[CheckpointName] = (),
-) -> list[CheckpointName]:
-    """Uncommitted folders that can never be committed any more.
+) -> Plan:
+    """Which uncommitted folders can never be committed any more.
 
     Args:
-        launch: the newest launch, whose writer asks: folders of later ones are left alone.
-        in_flight: this writer's own attempts under way.
+        launch: the newest launch that may be judged: folders of later ones are left alone.
         now_ns: the time, by the clock that the store's times are from.
-        half_removed: what `remove_checkpoints` returned before: dead whatever its age.
+        in_flight: attempts that are known to be under way.
+        half_removed: those of an `Outcome` that was half done: dead whatever their age.
 
     Raises:
         StoreError: an age could not be found out.
     """
-    found = []
+    plan = Plan()
     for name in history.uncommitted:
-        if name.launch > launch or name in in_flight:
-            continue
-        if name in half_removed:
-            found.append(name)
-            continue
-        record = history.launches.get(name.launch)
-        deadline_s = record.deadline_s if record else _UNKNOWN_DEADLINE_S
-        written_ns = _written_ns(store, name)
-        if written_ns is None:
-            is_dead = name.launch < launch
-        else:
-            is_dead = now_ns - written_ns > DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9
-        if is_dead:
-            found.append(name)
-    return found
+        plan += _judge_folder(store, history, name, launch, now_ns, in_flight, half_removed)
+    return plan
 
 
-def remove_orphans(store: Store, run: str, names: Iterable[CheckpointName], emitter: Emitter) -> None:
-    """Remove the remains of saves that died."""
-    for name in names:
+def abandoned_uploads(
+    store: Store,
+    history: History,
+    *,
+    launch: int,
+    now_ns: int,
+    in_flight: Collection[CheckpointName] = (),
+) -> Plan:
+    """Which unfinished uploads nobody can be going on with any more.
+
+    An upload's own launch may have had a short deadline, and a later one may be going on with it to bring the
+    checkpoint to another tier: the longer one of the two counts. Whose upload is ended all the same begins
+    that file anew.
+
+    Args:
+        launch, now_ns, in_flight: as `orphans` has them.
+
+    Raises:
+        StoreError: they could not be listed.
+    """
+    if not isinstance(store, Resuming):
+        return Plan()
+    removals = []
+    newest_s = history.launches[launch].deadline_s if launch in history.launches else 0
+    for upload in store.unfinished_uploads():
+        name = CheckpointName.parse(upload.key.partition("/")[0])
+        if name is None or name.launch > launch or name in in_flight:
+            continue
+        deadline_s = max(_deadline_s(history, name), newest_s)
+        if now_ns - upload.began_ns > DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9:
+            reason = f"an upload that was begun and not finished, past twice the deadline of {deadline_s:g} s"
+            removals.append(Removal(kind="upload", name=name, reason=reason, upload=upload))
+    return Plan(removals=tuple(removals))
+
+
+def _judge_folder(
+    store: Store,
+    history: History,
+    name: CheckpointName,
+    launch: int,
+    now_ns: int,
+    in_flight: Collection[CheckpointName],
+    half_removed: Collection[CheckpointName],
+) -> Plan:
+    if name.launch > launch or name in in_flight:
+        return _left(name, "not committed yet: a save is under way")
+    if name in half_removed:
+        return _dead(name, "what is left of a checkpoint whose removal was cut short")
+    deadline_s = _deadline_s(history, name)
+
+    def is_young(found: ObjectInfo) -> bool:
+        # Written after the attempt began: where this is long ago, that is longer still.
+        return now_ns - found.modified_ns <= DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9
+
+    size_bytes = None
+    for found in _objects(store, name.folder):
+        # The first mostly tells; all are asked before it goes, since another tier's copy is made at any time.
+        if is_young(found):
+            return _left(name, f"not committed, and perhaps yet to be: its deadline is {deadline_s:g} s")
+        size_bytes = (size_bytes or 0) + found.size_bytes
+    if size_bytes is not None:
+        return _dead(name, f"never committed, and past twice its deadline of {deadline_s:g} s", size_bytes)
+    if name.launch < launch:
+        return _dead(name, "never committed, empty, and of a launch that was followed by another", 0)
+    return _left(name, "not committed, and empty: a save may just have begun")
+
+
+def _left(name: CheckpointName, reason: str) -> Plan:
+    return Plan(kept=(Decision(name=name, is_kept=True, reason=reason),))
+
+
+def _dead(name: CheckpointName, reason: str, size_bytes: int | None = None) -> Plan:
+    return Plan(removals=(Removal(kind="orphan", name=name, reason=reason, size_bytes=size_bytes),))
+
+
+def _deadline_s(history: History, name: CheckpointName) -> float:
+    record = history.launches.get(name.launch)
+    return record.deadline_s if record else _UNKNOWN_DEADLINE_S
+
+
+def _objects(store: Store, folder: str) -> Iterator[ObjectInfo]:
+    """Every object in a folder and in those in it; what goes away meanwhile is left out."""
+    for name in store.list_names(folder):
+        path = f"{folder}/{name}"
+        if name.endswith("/"):
+            yield from _objects(store, path.removesuffix("/"))
+            continue
         try:
-            store.delete_tree(name.folder)
-        except StoreError as error:
-            emitter.emit(RemovalFailed(run=run, folder=name.folder, reason=str(error)))
-        else:
-            reason = "never committed, and past twice its deadline"
-            emitter.emit(OrphanRemoved(run=run, folder=name.folder, reason=reason))
-
-
-def _written_ns(store: Store, name: CheckpointName) -> int | None:
-    """When some file of an attempt was written: never before the attempt began. None: it has no file."""
-    folder = f"{name.folder}/{layout.DATA}"
-    for file_name in store.list_names(folder):
-        if not file_name.endswith("/"):
-            return store.stat(f"{folder}/{file_name}").modified_ns
-    return None
+            yield store.stat(path)
+        except ObjectNotFoundError:
+            continue

@@ -21,6 +21,7 @@ from strongroom.errors import (
     StrongroomError,
 )
 from strongroom_cli.export_arguments import add_export
+from strongroom_cli.gc_arguments import add_gc
 from strongroom_cli.keys_arguments import add_keys
 from strongroom_cli.trust_arguments import add_floor, add_trust
 from strongroom_cli.words import printable
@@ -127,6 +128,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import export
 
         return export.run(options)
+    if options.command == "gc":
+        from strongroom_cli import gc
+
+        return gc.run(options)
     from strongroom.config import load_policy
     from strongroom.signing import NO_GUARD
 
@@ -240,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         help="be the first to vouch for it: nobody whom the policy trusts has signed it",
     )
 
+    add_gc(commands, _command, _natural)
     add_keys(commands, _command, _natural)
     add_trust(commands)
     add_floor(commands)

@@ -91,3 +91,18 @@ def test_the_newest_and_the_newest_verified_are_never_let_go(
     once_verified = [name for name in ranked if name.step in verified]
     assert set(once_verified[:1]) <= stays
     assert len(stays) <= count + 1
+
+
+def test_what_is_held_stays_for_the_reason_that_was_given() -> None:
+    held = {at(2): "not on s3://bucket yet", at(5): "never asked"}
+    decisions = plan(RANKED, KeepLast(count=1), held=held)
+    assert kept(decisions) == [5, 2]
+    assert [decision.reason for decision in decisions if decision.is_kept] == [
+        "the newest checkpoint",
+        "not on s3://bucket yet",
+    ]
+
+
+def test_what_is_held_takes_no_other_checkpoints_place() -> None:
+    assert kept(plan(RANKED, KeepLast(count=2), held={at(1): "here alone"})) == [5, 4, 1]
+    assert kept(plan(RANKED, KeepLast(count=2), held={at(9): "gone"})) == [5, 4]
