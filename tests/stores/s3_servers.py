@@ -10,6 +10,7 @@ Elsewhere: ``with start_moto() as server: bucket = server.make_bucket()``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import importlib.util
 import itertools
@@ -91,8 +92,13 @@ class S3Server:
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
 
+    @functools.cached_property
     def session(self) -> Any:
         """A boto3 session of whoever may do everything; it knows no endpoint."""
+        return self.new_session()
+
+    def new_session(self) -> Any:
+        """One of its own, for a test that listens in."""
         import boto3
 
         return boto3.Session(
@@ -101,19 +107,31 @@ class S3Server:
             region_name=REGION,
         )
 
-    def client(self, **options: Any) -> Any:
+    @functools.cached_property
+    def behind(self) -> Any:
         """A plain boto3 client, for looking behind a store."""
-        return self.session().client("s3", endpoint_url=self.endpoint_url, **options)
+        return self.client()
+
+    def client(self, **options: Any) -> Any:
+        """A plain boto3 client of its own."""
+        return self.session.client("s3", endpoint_url=self.endpoint_url, **options)
 
     def make_bucket(self, name: str | None = None) -> str:
         """Make a bucket of its own; return its name."""
         made = name or f"bucket-{os.getpid()}-{next(_bucket_numbers)}"
-        client = self.client()
-        try:
-            client.create_bucket(Bucket=made)
-        finally:
-            client.close()
+        self.behind.create_bucket(Bucket=made)
         return made
+
+    def keys(self, bucket: str) -> list[str]:
+        """Whole keys of all objects in a bucket, in order."""
+        pages = self.behind.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+
+    def uploads(self, bucket: str) -> list[str]:
+        """Keys of all unfinished uploads in a bucket."""
+        return [
+            entry["Key"] for entry in self.behind.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+        ]
 
 
 def _answers(port: int, path: str) -> bool:
@@ -201,7 +219,9 @@ _SHARED_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def _shared(name: str, start: Callable[[], contextlib.AbstractContextManager[S3Server]]) -> Iterator[S3Server]:
+def _shared(
+    name: str, start: Callable[[], contextlib.AbstractContextManager[S3Server]]
+) -> Iterator[S3Server]:
     """One server for all modules that import a fixture: the first user ends last."""
     with _SHARED_LOCK:
         running = _SHARED.get(name)

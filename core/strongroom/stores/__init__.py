@@ -4,6 +4,7 @@ from strongroom.stores.base import Buffer, ObjectInfo, ObjectReader, ObjectWrite
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.open import open_store
+from strongroom.stores.s3 import S3Options, S3Store
 
 __all__ = [
     "Buffer",
@@ -12,6 +13,8 @@ __all__ = [
     "ObjectInfo",
     "ObjectReader",
     "ObjectWriter",
+    "S3Options",
+    "S3Store",
     "Store",
     "open_store",
 ]

@@ -1,4 +1,4 @@
-"""From what a user calls a root to the store that holds it. No I/O beyond looking at the root."""
+"""From what a user calls a root to the store that holds it. No I/O beyond looking at a folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from strongroom.errors import ConfigError
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
+from strongroom.stores.s3.store import S3Store
 
 __all__ = ["open_store"]
 
@@ -16,26 +17,29 @@ def open_store(root: str | os.PathLike[str] | Store) -> Store:
     """The store at ``root``; nothing is created, and a `Store` is returned as it is.
 
     Args:
-        root: a folder's path, a ``file://`` URI (percent-encoded), or a store.
+        root: a folder's path, a ``file://`` URI (percent-encoded), an ``s3://`` one (by the letter), or a
+            store.
 
     Raises:
-        ConfigError: it is none of these, or its folder is a file.
+        ConfigError: it is none of these, its folder is a file, or boto3 is missing for a bucket.
     """
     if isinstance(root, str):
+        if root[:5].lower() == "s3://":
+            return S3Store(root)
         is_uri = "://" in root or root[:6].lower() == "file:/"
         return LocalStore(_path_of_uri(root) if is_uri else root)
     if isinstance(root, os.PathLike):
         return LocalStore(root)
     if isinstance(root, Store):
         return root
-    raise ConfigError(f"a root is a path, a file:// URI or a Store, got a {type(root).__name__}")
+    raise ConfigError(f"a root is a path, a file:// or s3:// URI or a Store, got a {type(root).__name__}")
 
 
 def _path_of_uri(uri: str) -> str:
     scheme, _, _ = uri.partition(":")
     if scheme.lower() != "file":
         raise ConfigError(
-            f"the root {uri!r} has the scheme {scheme!r}; this release takes paths and file:// URIs"
+            f"the root {uri!r} has the scheme {scheme!r}; this release takes paths, file:// and s3:// URIs"
         )
     try:
         parts = urlsplit(uri)

@@ -1,0 +1,208 @@
+"""A root in a bucket, as everything here asks it: requests with retries, told as store errors.
+
+It owns the client of this process, the room for parts on their way, and how uploads are confirmed. What is
+asked, and what to make of it, is for `creating`, `writing`, `reading`, `listing` and `uploads` to know.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strongroom.errors import ConfigError, StoreError
+from strongroom.stores.s3.calling import Patience
+from strongroom.stores.s3.checksums import Checksums
+from strongroom.stores.s3.failures import GaveUpError, TryFailedError, explain
+from strongroom.stores.s3.location import Location
+from strongroom.stores.s3.options import S3Options
+from strongroom.stores.s3.room import Room
+
+if TYPE_CHECKING:
+    from strongroom.stores.s3.client import Client
+
+__all__ = ["Answer", "Bucket"]
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request answered.
+
+    Attributes:
+        fields: as boto3 tells them.
+        was_lost: whether an earlier try may have been done, and its answer lost.
+    """
+
+    fields: Mapping[str, Any]
+    was_lost: bool = False
+
+
+class Bucket:
+    """A root in a bucket; safe to use from several threads, and in a forked child by a client of its own.
+
+    Raises:
+        ConfigError: boto3 is missing, or can make no client of this.
+    """
+
+    def __init__(
+        self,
+        where: Location,
+        options: S3Options,
+        session: Any | None,
+        patience: Patience,
+        draw_id: Callable[[], str],
+    ) -> None:
+        self.where = where
+        self.options = options
+        self.patience = patience
+        self.draw_id = draw_id
+        self.checksums = Checksums(where.uri)
+        self._session = session
+        self._has_answered = False
+        self.forget()
+        _EVERY.add(self)
+        self.client()
+
+    def forget(self) -> None:
+        """Begin anew: in a forked child, where sockets are the parent's and locks may be held by nobody."""
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self.room = Room(
+            limit_bytes=self.options.parts_in_flight * self.options.part_bytes,
+            part_bytes=self.options.part_bytes,
+        )
+
+    def client(self) -> Client:
+        """This process' client."""
+        with self._lock:
+            if self._client is None:
+                self._client = _open(self.options, self._session)
+            return self._client
+
+    def renew(self) -> None:
+        """Have the next request go by a new client; what is under way ends by the old one."""
+        with self._lock:
+            self._client = None
+
+    def ask(
+        self,
+        operation: str,
+        key: str | None = None,
+        *,
+        is_given_up: Callable[[], bool] = _never,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+        **parameters: Any,
+    ) -> Answer:
+        """Ask, as often as it takes.
+
+        Args:
+            operation: boto3's name of it.
+            key: of the object that it is about; None: it is about the bucket.
+            is_given_up: asked before another try.
+            check: refuses an answer by `TryFailedError`, as if it had not come.
+
+        Raises:
+            GaveUpError: it failed for good.
+        """
+        parameters["Bucket"] = self.where.bucket
+        if key is not None:
+            parameters["Key"] = self.where.key(key)
+
+        def once() -> Mapping[str, Any]:
+            fields = self.client().ask(operation, parameters)
+            if check is not None:
+                check(fields)
+            return fields
+
+        fields, was_lost = self.repeat(once, is_given_up=is_given_up)
+        return Answer(fields=fields, was_lost=was_lost)
+
+    def repeat(
+        self, once: Callable[[], Any], *, is_given_up: Callable[[], bool] = _never
+    ) -> tuple[Any, bool]:
+        """What one try after another comes to, and whether an answer was lost on the way."""
+        renewed: list[bool] = []
+
+        def attempt() -> Any:
+            try:
+                answer = once()
+            except TryFailedError as failure:
+                if not failure.is_expired or renewed or self._session is not None:
+                    raise
+                # boto3 reads a static credential once; whoever keeps it fresh has written a new one.
+                renewed.append(True)
+                self.renew()
+                answer = once()
+            self._has_answered = True
+            return answer
+
+        return self.patience.call(attempt, is_given_up=is_given_up)
+
+    def must(self, operation: str, key: str | None = None, **parameters: Any) -> Answer:
+        """As `ask`.
+
+        Raises:
+            StoreError: it failed for good, and why.
+        """
+        try:
+            return self.ask(operation, key, **parameters)
+        except GaveUpError as error:
+            raise self.error(error, operation, key) from error.failure
+
+    def error(self, given_up: GaveUpError, operation: str, key: str | None) -> StoreError:
+        """What a failed request comes to, for people."""
+        return explain(given_up, operation, key, self.where, self.client().endpoint)
+
+    def absence(self, given_up: GaveUpError, operation: str, key: str) -> StoreError:
+        """As `error`, for a look at an object: whether it is absent is made sure of.
+
+        Without the right to list, S3 answers 403 for what is absent; and a 404 to HEAD may be the bucket's.
+        """
+        failure = given_up.failure
+        is_denied = (
+            failure.status == 403 and failure.is_denied and failure.code in ("403", "AccessDenied", "")
+        )
+        is_vague = failure.is_absent and operation == "head_object" and not self._has_answered
+        if not is_denied and not is_vague:
+            return self.error(given_up, operation, key)
+        wanted = self.where.key(key)
+        try:
+            # The shortest key of all that begin so comes first.
+            listed = self.ask("list_objects_v2", Prefix=wanted, MaxKeys=1).fields.get("Contents", [])
+        except GaveUpError as error:
+            if is_vague and not error.failure.is_denied:
+                return self.error(error, "list_objects_v2", None)
+            return self.error(given_up, operation, key)
+        if is_denied and not any(entry.get("Key") == wanted for entry in listed):
+            absent = TryFailedError("it is not listed", status=404, code="NoSuchKey")
+            return self.error(GaveUpError(absent, tries=given_up.tries, was_lost=False), operation, key)
+        return self.error(given_up, operation, key)
+
+
+def _open(options: S3Options, session: Any | None) -> Client:
+    try:
+        from strongroom.stores.s3.client import Client
+    except ImportError as error:
+        raise ConfigError(
+            f"a root in a bucket needs the package boto3, 1.36 or newer, which cannot be imported ({error}); "
+            "install it with: pip install 'strongroom[s3]'"
+        ) from error
+    return Client(options, session)
+
+
+_EVERY: weakref.WeakSet[Bucket] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for each in list(_EVERY):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,189 @@
+"""The only module that knows boto3: requests by name, answers as they come, failures as `TryFailedError`.
+
+Nothing is tried twice here: botocore's own retries are off, since they would not tell whether an earlier
+answer was lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+from collections.abc import Mapping
+from typing import Any, Final
+
+import boto3  # type: ignore[import-untyped]
+from botocore import exceptions  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+
+from strongroom._version import __version__
+from strongroom.errors import ConfigError
+from strongroom.stores.s3.failures import NO_CREDENTIALS, TLS, UNREACHABLE, UNREADABLE, TryFailedError
+from strongroom.stores.s3.options import S3Options
+
+__all__ = ["Body", "Client"]
+
+_NO_CREDENTIALS: Final = (
+    exceptions.NoCredentialsError,
+    exceptions.NoAuthTokenError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.TokenRetrievalError,
+    exceptions.RefreshWithMFAUnsupportedError,
+    exceptions.SSOError,
+)
+_UNREACHED: Final = (
+    exceptions.ConnectTimeoutError,
+    exceptions.EndpointConnectionError,
+    exceptions.ProxyConnectionError,
+)
+_MAX_TOLD_CHARS: Final = 400
+
+
+class Client:
+    """A client for one process; safe to use from several threads.
+
+    Args:
+        session: the boto3 session that it goes by; None: the usual one of this machine.
+
+    Raises:
+        ConfigError: boto3 cannot make a client of this.
+    """
+
+    def __init__(self, options: S3Options, session: Any | None) -> None:
+        try:
+            if session is None:
+                session = boto3.Session(profile_name=options.profile_name)
+            self._client = session.client(
+                "s3",
+                region_name=options.region_name,
+                endpoint_url=options.endpoint_url,
+                verify=options.ca_bundle,
+                config=_config(options),
+            )
+        except (exceptions.BotoCoreError, ValueError) as error:
+            raise ConfigError(f"boto3 can make no client for S3 here: {_told(error)}") from error
+        # Servers older than 2025 know no other checksum for this request, and boto3 sends that no more.
+        self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+
+    @property
+    def endpoint(self) -> str:
+        """Where requests go."""
+        return str(self._client.meta.endpoint_url)
+
+    def ask(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One try at one request.
+
+        Args:
+            operation: boto3's name of it.
+            parameters: as boto3 takes them.
+
+        Raises:
+            TryFailedError: there was no answer, or not the one that was asked for.
+        """
+        try:
+            answer: Mapping[str, Any] = getattr(self._client, operation)(**parameters)
+        except Exception as error:
+            raise _failure(error) from error
+        return answer
+
+    def get(self, parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any], Body]:
+        """One try at reading; the body is still to be read, and then to be closed."""
+        answer = self.ask("get_object", parameters)
+        return answer, Body(answer["Body"])
+
+
+class Body:
+    """The bytes of an answer, on their way."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        # urllib3 reads into a buffer of its own and copies; http.client's answer below it does not.
+        direct = getattr(getattr(stream, "_raw_stream", None), "_fp", None)
+        self._direct = direct if isinstance(direct, http.client.HTTPResponse) else None
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill the beginning of a buffer; 0 where there is nothing more.
+
+        Raises:
+            TryFailedError: the rest did not come.
+        """
+        try:
+            if self._direct is not None:
+                return self._direct.readinto(buffer)
+            data: bytes = self._stream.read(len(buffer))
+        except (exceptions.BotoCoreError, OSError, http.client.HTTPException) as error:
+            raise TryFailedError(f"the answer broke off: {_told(error)}", code="BodyCutShort") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self, *, is_whole: bool) -> None:
+        """Let the connection be used again where the answer was read to its end, else drop it."""
+        raw = getattr(self._stream, "_raw_stream", None)
+        if is_whole and raw is not None and hasattr(raw, "release_conn"):
+            raw.release_conn()
+        else:
+            self._stream.close()
+
+
+def _config(options: S3Options) -> Any:
+    style = {} if options.addressing_style is None else {"s3": {"addressing_style": options.addressing_style}}
+    proxies = {} if options.proxies is None else {"proxies": dict(options.proxies)}
+    return Config(
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.read_timeout_s,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=options.parts_in_flight + options.reads_in_flight + 8,
+        # Where a checksum is wanted we send it ourselves: old servers refuse those that boto3 adds by itself.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        tcp_keepalive=True,
+        user_agent_extra=f"strongroom/{__version__}",
+        **style,
+        **proxies,
+    )
+
+
+def _add_md5(params: dict[str, Any], **_: object) -> None:
+    body = params.get("body")
+    if isinstance(body, bytes | bytearray):
+        digest = hashlib.md5(body, usedforsecurity=False).digest()
+        params["headers"].setdefault("Content-MD5", base64.b64encode(digest).decode())
+
+
+def _failure(error: Exception) -> TryFailedError:
+    """What an error of boto3's means.
+
+    Raises:
+        Exception: the error itself, where it is none of boto3's.
+    """
+    if isinstance(error, exceptions.ClientError):
+        told = error.response.get("Error", {})
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return TryFailedError(
+            str(told.get("Message", ""))[:_MAX_TOLD_CHARS],
+            status=int(status),
+            code=str(told.get("Code", ""))[:80],
+        )
+    if isinstance(error, _NO_CREDENTIALS):
+        return TryFailedError(_told(error), code=NO_CREDENTIALS, was_sent=False, is_passing=False)
+    if isinstance(error, exceptions.SSLError):
+        is_refused = "CERTIFICATE" in str(error).upper() or "WRONG_VERSION" in str(error).upper()
+        return TryFailedError(_told(error), code=TLS, was_sent=not is_refused, is_passing=not is_refused)
+    if isinstance(error, _UNREACHED):
+        return TryFailedError(_told(error), code=UNREACHABLE, was_sent=False)
+    if isinstance(error, exceptions.HTTPClientError):
+        # It was connected: a time-out of reading, a connection that was closed, an answer cut short.
+        return TryFailedError(_told(error), code="AnswerLost")
+    if isinstance(error, ResponseParserError):
+        return TryFailedError(_told(error), code=UNREADABLE)
+    if isinstance(error, exceptions.BotoCoreError):
+        return TryFailedError(_told(error), code=type(error).__name__, was_sent=False, is_passing=False)
+    if isinstance(error, OSError | http.client.HTTPException):
+        return TryFailedError(_told(error), code="AnswerLost")
+    raise error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_TOLD_CHARS]

@@ -1,0 +1,112 @@
+"""Creating an object that must not be there yet, also when answers get lost.
+
+Every request that makes an object visible carries ``If-None-Match: *``. Where an earlier try's answer was lost
+and the next one hears that the object exists, it may be this call's own: each call draws a write id, which it
+stores with the object, and a look tells. Where this identity may not look, that stays open (`Standing.UNTOLD`),
+and the caller knows whether anybody else could have written that key.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from strongroom.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from strongroom.stores.s3.bucket import Bucket
+from strongroom.stores.s3.failures import GaveUpError, TryFailedError
+
+__all__ = ["WRITE_ID", "Standing", "create", "exists_error", "look_whose", "remove_quietly"]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+WRITE_ID: Final = "strongroom-write"
+"""The object's metadata in which a call's write id stands (``x-amz-meta-strongroom-write``)."""
+
+
+class Standing(enum.Enum):
+    """Whose object stands at a key."""
+
+    OURS = "ours"
+    OTHERS = "others"
+    UNTOLD = "untold"
+    """An earlier answer was lost, and this identity may not look."""
+
+
+def create(bucket: Bucket, key: str, body: bytes | bytearray, *, write_id: str) -> Standing:
+    """Create an object in one request, unless something stands there.
+
+    Raises:
+        GaveUpError: the request failed for good.
+        StoreError: the server has other bytes than it was sent, or it could not be asked whose object stands.
+    """
+    total = bucket.checksums.of(body)
+    try:
+        answer = bucket.ask(
+            "put_object",
+            key,
+            Body=body,
+            IfNoneMatch="*",
+            Metadata={WRITE_ID: write_id},
+            **bucket.checksums.fields(total),
+        )
+    except GaveUpError as error:
+        if not error.failure.exists:
+            raise
+        return look_whose(bucket, key, write_id=write_id) if error.was_lost else Standing.OTHERS
+    try:
+        bucket.checksums.confirm(answer.fields, total, body)
+    except TryFailedError as failure:
+        remove_quietly(bucket, key)
+        raise bucket.error(GaveUpError(failure, tries=1, was_lost=False), "put_object", key) from failure
+    return Standing.OURS
+
+
+def look_whose(
+    bucket: Bucket, key: str, *, write_id: str | None, length_bytes: int | None = None
+) -> Standing:
+    """Whose object it is that stands at a key.
+
+    Args:
+        write_id: what this call stored with it.
+        length_bytes: where the id is not known, as in an upload that another process began, an object of this
+            length at a key that is one attempt's own counts as ours.
+
+    Raises:
+        StoreError: it could not be asked, or is gone again.
+    """
+    try:
+        found = bucket.ask("head_object", key).fields
+    except GaveUpError as error:
+        told = bucket.error(error, "head_object", key)
+        if isinstance(told, AccessDeniedError):
+            return Standing.UNTOLD
+        if error.failure.is_absent:
+            raise StoreUnavailableError(
+                f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is written here"
+            ) from error.failure
+        raise told from error.failure
+    if write_id is not None:
+        return Standing.OURS if _write_id(found) == write_id else Standing.OTHERS
+    return Standing.OURS if found.get("ContentLength") == length_bytes else Standing.OTHERS
+
+
+def exists_error(bucket: Bucket, key: str) -> StoreError:
+    return StoreError(
+        f"{bucket.where.name(key)} exists; an object is never overwritten: write it under another name"
+    )
+
+
+def remove_quietly(bucket: Bucket, key: str) -> None:
+    """Remove what this call has left at a key, where it may; else garbage collection does."""
+    try:
+        bucket.must("delete_object", key)
+    except StoreError as error:
+        _LOG.debug("an unfinished object stays until garbage collection", extra={"reason": str(error)})
+
+
+def _write_id(found: Mapping[str, Any]) -> object:
+    # Servers differ in how they spell the names of metadata.
+    metadata = found.get("Metadata") or {}
+    return next((value for name, value in metadata.items() if name.lower() == WRITE_ID), None)
