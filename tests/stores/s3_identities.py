@@ -10,6 +10,7 @@ Import the fixture that a module uses: ``from s3_identities import enforcing``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,22 @@ _RUNNING: list[Enforcing] = []
 """One server for all modules that import the fixture."""
 
 
+@functools.cache
+def _loader() -> Any:
+    from botocore.loaders import Loader
+
+    return Loader()
+
+
+def _botocore_session() -> Any:
+    """A session that shares what was read of the services' models: reading them takes longer than a test."""
+    from botocore.session import get_session
+
+    session = get_session()
+    session.register_component("data_loader", _loader())
+    return session
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Credentials, and who they belong to."""
@@ -51,6 +68,7 @@ class Identity:
         import boto3
 
         return boto3.Session(
+            botocore_session=_botocore_session(),
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             aws_session_token=self.token,

@@ -1,0 +1,255 @@
+"""Whoever may only create objects under one run can write all that a save writes there, and nothing else.
+
+The server holds every caller to its policies; `test_s3_rgw` does the same on another one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from s3_identities import Enforcing, Identity, enforcing, statement
+
+from strongroom.errors import AccessDeniedError, StoreError
+from strongroom.stores.offers import Resuming
+from strongroom.stores.s3 import S3Options, S3Store
+
+__all__ = ["enforcing"]
+
+PART_BYTES = 64 << 10
+LONG = secrets.token_bytes(2 * PART_BYTES + 12345)
+"""Three parts."""
+
+_PUT = "s3:PutObject"
+_TWO_RIGHTS = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+_DENIED = (AccessDeniedError,)
+
+
+def store_of(server: Enforcing, bucket: str, identity: Identity, run: str = "a") -> S3Store:
+    """A run's root by somebody's credentials."""
+    options = S3Options(
+        endpoint_url=server.address, addressing_style="path", part_bytes=PART_BYTES, parts_in_flight=3
+    )
+    return S3Store(f"s3://{bucket}/runs/{run}", options=options, session=identity.session())
+
+
+def save_path(store: S3Store) -> None:
+    """Every call by which a save writes."""
+    assert store.put_if_absent("launches/000001", b"launch")
+    assert not store.put_if_absent("launches/000001", b"another's")
+    with store.open_writer("step-1/data/shard", length_bytes=len(LONG)) as writer:
+        for start in range(0, len(LONG), 50_000):
+            writer.write(memoryview(LONG)[start : start + 50_000])
+        writer.finish()
+    with store.open_writer("step-1/data/short", length_bytes=5) as writer:
+        writer.write(b"short")
+        writer.finish()
+    store.put("step-1/data/index", b"index")
+    store.make_durable("step-1")
+    assert store.put_if_absent("step-1/COMMIT", b"commit")
+
+
+WRITTEN = {
+    "launches/000001": b"launch",
+    "step-1/data/shard": LONG,
+    "step-1/data/short": b"short",
+    "step-1/data/index": b"index",
+    "step-1/COMMIT": b"commit",
+}
+
+
+def contents(server: Enforcing, bucket: str) -> dict[str, bytes]:
+    """What the administrator finds under the run ``a``."""
+    client = server.client("s3")
+    listed = client.list_objects_v2(Bucket=bucket).get("Contents", [])
+    return {
+        entry["Key"].removeprefix("runs/a/"): client.get_object(Bucket=bucket, Key=entry["Key"])[
+            "Body"
+        ].read()
+        for entry in listed
+    }
+
+
+def unfinished(server: Enforcing, bucket: str) -> list[str]:
+    """The keys of uploads that were begun and not ended."""
+    uploads = server.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    return [upload["Key"] for upload in uploads]
+
+
+def give_up(store: S3Store, key: str) -> None:
+    """Begin a long object, and give it up when two parts have gone."""
+    with store.open_writer(key, length_bytes=len(LONG)) as writer:
+        writer.write(memoryview(LONG)[: 2 * PART_BYTES])
+        writer.abort()
+
+
+REFUSED: dict[str, Callable[[S3Store], object]] = {
+    "read": lambda store: store.read("step-1/COMMIT", limit_bytes=100),
+    "open_reader": lambda store: store.open_reader("step-1/data/shard"),
+    "stat": lambda store: store.stat("step-1/COMMIT"),
+    "read what is absent": lambda store: store.read("absent", limit_bytes=100),
+    "list_names": lambda store: store.list_names(""),
+    "list_names of a folder": lambda store: store.list_names("step-1"),
+    "outline": lambda store: store.outline("data"),
+    "delete": lambda store: store.delete("step-1/COMMIT"),
+    "delete_tree": lambda store: store.delete_tree("step-1"),
+    "unfinished_uploads": lambda store: store.unfinished_uploads(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This server takes parts of any size."""
+    monkeypatch.setattr("strongroom.stores.s3.options.MIN_PART_BYTES", PART_BYTES)
+
+
+@pytest.fixture
+def bucket(enforcing: Enforcing) -> str:
+    return enforcing.bucket()
+
+
+def _arn(bucket: str, *parts: str) -> str:
+    return "/".join((f"arn:aws:s3:::{bucket}", *parts))
+
+
+def _user(server: Enforcing, bucket: str, *more: str) -> Identity:
+    return server.user(statement([_PUT, *more], _arn(bucket, "runs", "a", "*")))
+
+
+def _session(server: Enforcing, bucket: str, *more: str) -> Identity:
+    broad = statement("s3:*", [_arn(bucket), _arn(bucket, "*")])
+    return server.assume(server.role(broad), statement([_PUT, *more], _arn(bucket, "runs", "a", "*")))
+
+
+@pytest.fixture(params=(_user, _session), ids=["user", "session"])
+def writer_of_one_run(request: pytest.FixtureRequest, enforcing: Enforcing, bucket: str) -> Identity:
+    """Who may create objects in one run: by its own policy, or by a session of a role that may do all."""
+    return request.param(enforcing, bucket)
+
+
+def test_one_right_is_enough_for_all_that_a_save_writes(
+    enforcing: Enforcing, bucket: str, writer_of_one_run: Identity
+) -> None:
+    save_path(store_of(enforcing, bucket, writer_of_one_run))
+    assert contents(enforcing, bucket) == WRITTEN
+    assert unfinished(enforcing, bucket) == []
+
+
+def test_whoever_may_only_write_sees_and_removes_nothing_not_even_its_own(
+    enforcing: Enforcing, bucket: str, writer_of_one_run: Identity
+) -> None:
+    store = store_of(enforcing, bucket, writer_of_one_run)
+    save_path(store)
+    for name, call in REFUSED.items():
+        with pytest.raises(_DENIED):
+            call(store)
+            pytest.fail(f"{name} was allowed")
+    assert contents(enforcing, bucket) == WRITTEN
+
+
+@pytest.mark.parametrize("run", ("b", "ab", "a-b"))
+def test_no_object_can_be_written_outside_the_run(
+    enforcing: Enforcing, bucket: str, writer_of_one_run: Identity, run: str
+) -> None:
+    other = store_of(enforcing, bucket, writer_of_one_run, run)
+    with pytest.raises(_DENIED):
+        other.put("object", b"")
+    with pytest.raises(_DENIED):
+        other.put_if_absent("step-1/COMMIT", b"")
+    with pytest.raises(_DENIED), other.open_writer("long", length_bytes=len(LONG)) as writer:
+        writer.write(LONG)
+        writer.finish()
+    assert contents(enforcing, bucket) == {}
+    assert unfinished(enforcing, bucket) == []
+
+
+def test_what_stands_is_neither_overwritten_nor_taken_for_ones_own(
+    enforcing: Enforcing, bucket: str, writer_of_one_run: Identity
+) -> None:
+    save_path(store_of(enforcing, bucket, writer_of_one_run))
+    again = store_of(enforcing, bucket, writer_of_one_run)
+    with pytest.raises(StoreError, match="exists"):
+        again.put("step-1/data/index", b"other")
+    for key in ("step-1/data/short", "step-1/data/shard"):
+        with (
+            pytest.raises(StoreError, match="exists"),
+            again.open_writer(key, length_bytes=len(LONG)) as writer,
+        ):
+            writer.write(LONG[::-1])
+            writer.finish()
+    assert not again.put_if_absent("step-1/COMMIT", b"other")
+    assert contents(enforcing, bucket) == WRITTEN
+
+
+def test_an_upload_that_is_given_up_leaves_its_parts_to_the_buckets_lifecycle(
+    enforcing: Enforcing, bucket: str
+) -> None:
+    """Without the right to abort that is no failure: a rule of the bucket clears them."""
+    give_up(store_of(enforcing, bucket, _user(enforcing, bucket)), "step-1/data/shard")
+    assert unfinished(enforcing, bucket) == ["runs/a/step-1/data/shard"]
+    assert contents(enforcing, bucket) == {}
+    # And it starts over.
+    save_path(store_of(enforcing, bucket, _user(enforcing, bucket)))
+    assert contents(enforcing, bucket) == WRITTEN
+
+
+def test_with_the_two_rights_of_uploads_nothing_is_left(enforcing: Enforcing, bucket: str) -> None:
+    give_up(store_of(enforcing, bucket, _user(enforcing, bucket, *_TWO_RIGHTS)), "step-1/data/shard")
+    assert unfinished(enforcing, bucket) == []
+    assert contents(enforcing, bucket) == {}
+
+
+def _begin(store: S3Store) -> Any:
+    assert isinstance(store, Resuming)
+    upload = store.begin_upload("step-1/data/shard", length_bytes=len(LONG))
+    for number in (0, 1):
+        upload.write_part(number, memoryview(LONG)[number * PART_BYTES : (number + 1) * PART_BYTES])
+    return upload
+
+
+def test_with_them_an_upload_that_was_cut_short_is_gone_on_with(enforcing: Enforcing, bucket: str) -> None:
+    identity = _user(enforcing, bucket, *_TWO_RIGHTS)
+    token = _begin(store_of(enforcing, bucket, identity)).token
+    upload = store_of(enforcing, bucket, identity).resume_upload(
+        "step-1/data/shard", length_bytes=len(LONG), token=token
+    )
+    assert upload is not None
+    parts = [memoryview(LONG)[start : start + PART_BYTES] for start in range(0, len(LONG), PART_BYTES)]
+    assert [upload.has_part(number, part) for number, part in enumerate(parts)] == [True, True, False]
+    assert not upload.has_part(0, parts[1])
+    upload.write_part(2, parts[2])
+    upload.finish()
+    assert contents(enforcing, bucket) == {"step-1/data/shard": LONG}
+
+
+def test_without_them_an_upload_can_be_begun_and_finished_but_not_gone_on_with(
+    enforcing: Enforcing, bucket: str
+) -> None:
+    identity = _user(enforcing, bucket)
+    upload = _begin(store_of(enforcing, bucket, identity))
+    with pytest.raises(_DENIED):
+        store_of(enforcing, bucket, identity).resume_upload(
+            "step-1/data/shard", length_bytes=len(LONG), token=upload.token
+        )
+    upload.write_part(2, memoryview(LONG)[2 * PART_BYTES :])
+    upload.finish()
+    assert contents(enforcing, bucket) == {"step-1/data/shard": LONG}
+
+
+def test_a_denial_says_what_was_refused_and_nothing_secret(enforcing: Enforcing, bucket: str) -> None:
+    identity = _user(enforcing, bucket)
+    with pytest.raises(AccessDeniedError) as caught:
+        store_of(enforcing, bucket, identity, "b").put("object", b"")
+    assert "s3:PutObject" in str(caught.value)
+    assert f"s3://{bucket}/runs/b/object" in str(caught.value)
+    assert identity.secret_key not in str(caught.value)
+
+
+def test_credentials_that_nobody_has_are_a_denial_and_no_absence(enforcing: Enforcing, bucket: str) -> None:
+    stranger = Identity(name="stranger", access_key="unknown", secret_key="unknown")  # noqa: S106
+    with pytest.raises(_DENIED):
+        store_of(enforcing, bucket, stranger).read("step-1/COMMIT", limit_bytes=100)
+    with pytest.raises(_DENIED):
+        store_of(enforcing, bucket, stranger).put("step-1/COMMIT", b"")
