@@ -15,6 +15,7 @@ from typing import Final
 
 from strongroom import layout
 from strongroom.catalog import History
+from strongroom.copies import first_whole
 from strongroom.errors import NoKeyError, RollbackError
 from strongroom.manifest import Commit
 from strongroom.messages import Message
@@ -62,8 +63,14 @@ class Access:
         """On the coordinator: what each rank lets keys be sealed to; empty where it opens nothing."""
         self._publics = [message.pieces.get("public", b"") for message in said]
 
-    def admit(self, store: Store, commit: Commit, *, accept_older: bool) -> dict[int, Message]:
+    def admit(
+        self, root: str, stores: tuple[Store, ...], commit: Commit, *, accept_older: bool
+    ) -> dict[int, Message]:
         """On the coordinator: judge a checkpoint, then unlock it.
+
+        Args:
+            root: what the run's root is called.
+            stores: where the checkpoint stands.
 
         Returns:
             what each rank needs to hold it against its state.
@@ -78,23 +85,28 @@ class Access:
         if not must_unlock and self._guard.trust is None and self._guard.floor is None:
             # A rank that is alone unlocks when it first needs a key.
             return {}
-        self._admitted = opened = open_checkpoint(store, commit, self._guard)
+        store, *others = stores
+        self._admitted = opened = open_checkpoint(store, commit, self._guard, others=tuple(others))
         if self._guard.floor is not None and not accept_older:
-            self._guard.floor.check(store.uri, commit)
-        if self._sealing is None or not must_unlock:
+            self._guard.floor.check(root, commit)
+        sealing = self._sealing
+        if sealing is None or not must_unlock:
             return {}
-        self._unlocked = self._sealing.unlock(store, commit, opened.manifest, within_s=self._within_s)
+        self._unlocked = first_whole(
+            stores,
+            lambda each: sealing.unlock(each, commit, opened.manifest, within_s=self._within_s),
+        )
         told = {}
         for rank in range(1, self._ranks.world_size):
             paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))
             told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
         return told
 
-    def remember(self, store: Store, commit: Commit) -> None:
+    def remember(self, root: str, commit: Commit) -> None:
         """On the coordinator: lift the floor to a checkpoint that every rank has found whole."""
-        self._guard.remember(store.uri, commit)
+        self._guard.remember(root, commit)
 
-    def check_emptied(self, store: Store, history: History) -> None:
+    def check_emptied(self, root: str, history: History) -> None:
         """On the coordinator: refuse to take a root for a new one that checkpoints were taken away from.
 
         Raises:
@@ -102,19 +114,19 @@ class Access:
             ConfigError, StoreError: what is remembered cannot be read.
         """
         floor = self._guard.floor
-        run = None if floor is None else floor.run_of(store.uri)
+        run = None if floor is None else floor.run_of(root)
         if floor is not None and run is not None:
             highest = floor.highest(run)
             seen = "" if highest is None else f", at launch {highest.launch}, step {highest.step}"
             raise RollbackError(
-                f"no checkpoint is committed at {store.uri}, and {floor.uri} remembers one of run {run} there"
+                f"no checkpoint is committed at {root}, and {floor.uri} remembers one of run {run} there"
                 f"{seen}: they were taken away. Find out why; accept_older=True begins anew"
             )
         went_on = [launch for launch in history.launches.values() if launch.parent is not None]
         if went_on:
             last = max(went_on, key=lambda launch: launch.launch)
             raise RollbackError(
-                f"no checkpoint is committed at {store.uri}, and launch {last.launch} went on from "
+                f"no checkpoint is committed at {root}, and launch {last.launch} went on from "
                 f"{last.parent.name if last.parent else 'one'} there: they were taken away. Find out why; "
                 "accept_older=True begins anew"
             )
@@ -148,8 +160,11 @@ class Access:
         if handed and self._unlocked is not None and self._own is not None:
             self._unlocked.take_over(self._own, handed)
 
-    def open(self, store: Store, commit: Commit) -> OpenedCheckpoint:
+    def open(self, stores: tuple[Store, ...], commit: Commit) -> OpenedCheckpoint:
         """Open the checkpoint with what this rank has.
+
+        Args:
+            stores: where it stands.
 
         Raises:
             IntegrityError, NoKeyError, KeyServiceError, StoreError: it cannot be.
@@ -158,7 +173,8 @@ class Access:
             opened = self._admitted
         else:
             # Judged by the coordinator already, of which the ``COMMIT`` comes that pins the manifest.
-            opened = open_checkpoint(store, commit, Guard(sealing=self._sealing))
+            store, *others = stores
+            opened = open_checkpoint(store, commit, Guard(sealing=self._sealing), others=tuple(others))
         if opened.manifest.is_sealed and self._sealing is not None and not self._ranks.is_alone:
             if self._unlocked is None and self._own is not None:
                 if not self._handed:

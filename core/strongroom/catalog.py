@@ -1,14 +1,16 @@
 """What a root holds: run, launches, commits, and the line they make. Reads only.
 
 One listing, and one small read for each commit that was not read before: a commit is created
-once, so what was read stays true while the store says that the object has not changed.
+once, so what was read stays true while the store says that the object has not changed. Where the
+store can tell that in its listing (`strongroom.stores.offers.Outlining`), nothing else is asked.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from strongroom import layout
 from strongroom.errors import (
@@ -16,13 +18,16 @@ from strongroom.errors import (
     FormatError,
     IntegrityError,
     ObjectNotFoundError,
+    StrongroomError,
     UntrustedError,
 )
 from strongroom.layout import CheckpointName
 from strongroom.lineage import Line, current_line
 from strongroom.manifest import COMMIT_BOUNDS, LAUNCH_BOUNDS, RUN_BOUNDS, Commit, Launch, Run
+from strongroom.parallel import run_all
 from strongroom.signing import Trust
 from strongroom.stores.base import Store
+from strongroom.stores.offers import Outlining, tuning_of
 
 __all__ = ["Catalog", "Checkpoint", "History"]
 
@@ -156,6 +161,21 @@ class History:
         return frozenset(launch.parent.name for launch in self.launches.values() if launch.parent is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outline:
+    """What a listing told.
+
+    Attributes:
+        names: attempts that have a folder.
+        launch_files: names under ``launches/``.
+        versions: of every object outside of ``data/``; None: the listing does not tell them.
+    """
+
+    names: list[CheckpointName]
+    launch_files: list[str]
+    versions: Mapping[str, str] | None = field(default=None)
+
+
 class Catalog:
     """Reads a root's history; keeps the commits and launches that it has read.
 
@@ -185,22 +205,27 @@ class Catalog:
             return self._history()
 
     def _history(self) -> History:
-        names = [CheckpointName.parse(name) for name in self._store.list_names("") if name.endswith("/")]
+        outline = self._outline()
         commits: dict[CheckpointName, Commit] = {}
         damaged: dict[CheckpointName, str] = {}
         uncommitted = []
-        for name in names:
-            if name is None:
-                continue
-            try:
-                commits[name] = self._commit(name)
-            except ObjectNotFoundError:
+        # Where each answer takes its time, many are waited for at once.
+        looks = tuning_of(self._store).looks
+        found = run_all(
+            [partial(self._commit_or_why, name, outline.versions) for name in outline.names],
+            workers=looks,
+            name="strongroom-catalog",
+        )
+        for name, commit in zip(outline.names, found, strict=True):
+            if commit is None:
                 uncommitted.append(name)
-            except IntegrityError as error:
-                damaged[name] = str(error)
+            elif isinstance(commit, IntegrityError):
+                damaged[name] = str(commit)
+            else:
+                commits[name] = commit
         self._commits = {name: read for name, read in self._commits.items() if name in commits}
 
-        run = self._run()
+        run = self._run(outline.versions)
         if run is None and (commits or damaged):
             raise IntegrityError(
                 f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it "
@@ -212,7 +237,7 @@ class Catalog:
                     f"{name.commit_key} belongs to run {commit.run}, and this root to run {run.run}"
                 )
                 del commits[name]
-        launches, damaged_launches, untrusted, numbers = self._read_launches(run)
+        launches, damaged_launches, untrusted, numbers = self._read_launches(run, outline.launch_files)
         line = current_line(
             [*commits, *damaged],
             {number: launch.parent for number, launch in launches.items()},
@@ -223,16 +248,30 @@ class Catalog:
             launches=launches,
             damaged_launches=damaged_launches,
             untrusted_launches=frozenset(untrusted),
-            launch_numbers=frozenset({*numbers, *(name.launch for name in names if name is not None)}),
+            launch_numbers=frozenset({*numbers, *(name.launch for name in outline.names)}),
             commits=commits,
             damaged=damaged,
             uncommitted=tuple(uncommitted),
             line=line,
         )
 
-    def _run(self) -> Run | None:
+    def _outline(self) -> _Outline:
+        if not isinstance(self._store, Outlining):
+            folders = [name for name in self._store.list_names("") if name.endswith("/")]
+            names = [name for name in map(CheckpointName.parse, folders) if name is not None]
+            return _Outline(names=names, launch_files=self._store.list_names(layout.LAUNCHES))
+        listed = self._store.outline(layout.DATA)
+        folders = sorted({key.partition("/")[0] for key in listed if "/" in key})
+        prefix = f"{layout.LAUNCHES}/"
+        return _Outline(
+            names=[name for name in map(CheckpointName.parse, folders) if name is not None],
+            launch_files=[key.removeprefix(prefix) for key in listed if key.startswith(prefix)],
+            versions={key: info.version for key, info in listed.items() if info is not None},
+        )
+
+    def _run(self, versions: Mapping[str, str] | None) -> Run | None:
         try:
-            version = self._store.stat(layout.RUN).version
+            version = self._version(layout.RUN, versions)
             if self._known_run is None or self._known_run[0] != version:
                 data = self._store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
                 self._known_run = version, Run.decode(data, layout.RUN)
@@ -241,8 +280,32 @@ class Catalog:
             return None
         return self._known_run[1]
 
-    def _commit(self, name: CheckpointName) -> Commit:
-        version = self._store.stat(name.commit_key).version
+    def _version(self, key: str, versions: Mapping[str, str] | None) -> str:
+        """What the store says of an object, by what it listed or when asked.
+
+        Raises:
+            ObjectNotFoundError: it is absent.
+        """
+        if versions is None:
+            return self._store.stat(key).version
+        version = versions.get(key)
+        if version is None:
+            raise ObjectNotFoundError(f"{key} does not exist in {self._store.uri}")
+        return version
+
+    def _commit_or_why(
+        self, name: CheckpointName, versions: Mapping[str, str] | None
+    ) -> Commit | IntegrityError | None:
+        """A folder's commit, or why it is none; None: it has none."""
+        try:
+            return self._commit(name, versions)
+        except ObjectNotFoundError:
+            return None
+        except IntegrityError as error:
+            return error
+
+    def _commit(self, name: CheckpointName, versions: Mapping[str, str] | None) -> Commit:
+        version = self._version(name.commit_key, versions)
         known = self._commits.get(name)
         if known is not None and known[0] == version:
             return known[1]
@@ -253,23 +316,33 @@ class Catalog:
         self._commits[name] = (version, commit)
         return commit
 
-    def _read_launches(self, run: Run | None) -> tuple[dict[int, Launch], dict[int, str], set[int], set[int]]:
+    def _read_launches(
+        self, run: Run | None, file_names: Sequence[str]
+    ) -> tuple[dict[int, Launch], dict[int, str], set[int], set[int]]:
+        parsed = map(layout.parse_launch_name, file_names)
+        numbers = sorted({number for number in parsed if number is not None})
+        found = run_all(
+            [partial(self._launch_or_why, number, run) for number in numbers],
+            workers=tuning_of(self._store).looks,
+            name="strongroom-catalog",
+        )
         launches: dict[int, Launch] = {}
         damaged: dict[int, str] = {}
-        numbers: set[int] = set()
         untrusted: set[int] = set()
-        for file_name in self._store.list_names(layout.LAUNCHES):
-            number = layout.parse_launch_name(file_name)
-            if number is None:
+        for number, launch in zip(numbers, found, strict=True):
+            if isinstance(launch, Launch):
+                launches[number] = launch
                 continue
-            numbers.add(number)
-            try:
-                launches[number] = self._launch(number, run)
-            except (IntegrityError, ObjectNotFoundError) as error:
-                damaged[number] = str(error)
-                if isinstance(error, UntrustedError):
-                    untrusted.add(number)
-        return launches, damaged, untrusted, numbers
+            damaged[number] = str(launch)
+            if isinstance(launch, UntrustedError):
+                untrusted.add(number)
+        return launches, damaged, untrusted, set(numbers)
+
+    def _launch_or_why(self, number: int, run: Run | None) -> Launch | StrongroomError:
+        try:
+            return self._launch(number, run)
+        except (IntegrityError, ObjectNotFoundError) as error:
+            return error
 
     def _launch(self, number: int, run: Run | None) -> Launch:
         key = layout.launch_key(number)

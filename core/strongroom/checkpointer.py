@@ -22,7 +22,7 @@ from strongroom import parallel
 from strongroom import restore as restoring
 from strongroom.alike import check_alike, given
 from strongroom.budget import check_budget
-from strongroom.catalog import Catalog, Checkpoint
+from strongroom.catalog import Checkpoint
 from strongroom.config import (
     SYSTEM_CLOCK,
     Clock,
@@ -30,6 +30,7 @@ from strongroom.config import (
     RaiseAtOnce,
     Tolerate,
     check_count,
+    check_keep,
     check_seconds,
     choose_digest,
     load_policy,
@@ -56,8 +57,8 @@ from strongroom.events import (
     SaveStarted,
 )
 from strongroom.handle import Failures, SaveHandle
-from strongroom.keeping import Keeper
-from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_STEP, CheckpointName
+from strongroom.keeping import Keeper, check_may_remove
+from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_LAUNCH, MAX_STEP, CheckpointName
 from strongroom.manifest import (
     MAX_DEADLINE_S,
     CheckpointRef,
@@ -72,13 +73,15 @@ from strongroom.parts import fail_together, write_together
 from strongroom.provenance.comparing import Change, OnChange
 from strongroom.provenance.recording import Given, Recorder
 from strongroom.ranks import Ranks, Verdict, check_same_call
+from strongroom.replicating import Replicating
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
 from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.signing import NO_GUARD
-from strongroom.stores.open import open_store
+from strongroom.stores.base import Store
+from strongroom.tiers import Tier, Tiers
 from strongroom.transaction import Attempt, Deadline
 from strongroom.turns import Turn, Turns
 from strongroom.workers import reading_workers, writing_workers
@@ -87,8 +90,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from strongroom.opened import OpenedCheckpoint
+    from strongroom.replication import TargetState
     from strongroom.sealing import OneOff
-    from strongroom.stores.base import Store
 
 __all__ = ["Checkpointer", "SaveHandle"]
 
@@ -168,8 +171,12 @@ class Checkpointer:
     from one thread.
 
     Args:
-        root: a path, a ``file://`` URI or a `Store`; one run each.
-        keep: which checkpoints stay after each commit, such as ``KeepLast(count=3)``; None: all.
+        root: a path, a ``file://`` or ``s3://`` URI or a `Store`; one run each.
+        keep: which checkpoints stay after each commit, such as ``KeepLast(count=3)``; None: all. Where
+            ``replicate_to`` is given, none goes before it stands elsewhere.
+        replicate_to: further tiers, the fastest first: roots, or `Tier` values. What was committed is
+            copied to each in the background (`SaveHandle.replicated`), and a restore sees them all.
+        accept_missing_tiers: go on without a tier that is out of reach, where what is newest may be.
         security: a policy or its file's path; None: the file that ``STRONGROOM_CONFIG`` names,
             if it is set.
         digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
@@ -179,8 +186,10 @@ class Checkpointer:
             ``Tolerate(consecutive=3)``.
         max_fallback: damaged checkpoints that `restore` may skip.
         events: who else listens to what happens.
-        run_id: the run's id where the platform gives one; None: the root's, or a random one. A root of
-            another run is refused.
+        run_id: the run's id where the platform gives one; None: the policy's role's, else the root's, or a
+            random one. A root of another run is refused.
+        launch: the number of this writer's turn where the platform gives one, for a writer that may not
+            look at the root. None: the policy's role's, else the next free one.
         retention_class: a name that goes into each manifest, in clear, for rules of retention to go by.
         provenance: where this run comes from, recorded with each checkpoint: ``hyper_parameters``,
             ``data`` (``version``, ``manifest_digest``), ``model``, and what else is worth knowing. A dict,
@@ -219,8 +228,11 @@ class Checkpointer:
         timeout_s: float = 1800.0,
         on_failure: OnFailure = _RAISE_AT_ONCE,
         max_fallback: int = 3,
+        replicate_to: Sequence[str | os.PathLike[str] | Store | Tier] = (),
+        accept_missing_tiers: bool = False,
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
+        launch: int | None = None,
         retention_class: str | None = None,
         provenance: Given | None = None,
         collect_provenance: bool = True,
@@ -238,16 +250,25 @@ class Checkpointer:
             raise ConfigError(
                 f"on_failure must be RaiseAtOnce() or Tolerate(consecutive=...), got {on_failure!r}"
             )
-        if keep is not None and not callable(getattr(keep, "keep", None)):
-            raise ConfigError(f"keep must be a retention policy such as KeepLast(count=3), got {keep!r}")
+        check_keep(keep)
         policy = load_policy(security)
+        role = policy.role if policy is not None else None
+        if keep is not None:
+            check_may_remove(role)
+        self._guard = policy.guard if policy is not None else NO_GUARD
         self._ranks = Ranks.of_this_process(process_group)
-        self._store = open_store(root)
+        self._tiers = Tiers(
+            root,
+            _check_tiers(replicate_to),
+            role=role,
+            trust=self._guard.trust,
+            accepts_missing=accept_missing_tiers,
+        )
+        self._store = self._tiers.first
         self._algorithm = choose_digest(digest, policy)
         self._given = given(self._algorithm, policy)
         self._sealing = policy.sealing if policy is not None else None
         self._signing = policy.signing if policy is not None else None
-        self._guard = policy.guard if policy is not None else NO_GUARD
         self._retention_class = _check_retention_class(retention_class)
         self._recorder = Recorder(
             provenance,
@@ -266,15 +287,15 @@ class Checkpointer:
         self._workers = writing_workers()
         self._pace = Pace(max_bytes_per_second)
 
-        self._run_id = _check_run_id(run_id)
-        self._catalog = Catalog(self._store, self._guard.trust)
-        self._sources = [Source(store=self._store, read_history=self._catalog.history)]
+        self._run_id = _check_run_id(run_id if run_id is not None or role is None else role.run_id)
+        self._sources = [Source(tiers=self._tiers)]
         if init_from is not None:
-            other = open_store(init_from)
-            if other.uri == self._store.uri:
-                raise ConfigError(f"init_from is the root itself, {other.uri}; it must be another run's")
-            history = Catalog(other, self._guard.trust).history
-            self._sources.append(Source(store=other, read_history=history, is_other=True))
+            other = Tiers(init_from, role=role, trust=self._guard.trust)
+            if other.first.uri == self._store.uri:
+                raise ConfigError(
+                    f"init_from is the root itself, {self._store.uri}; it must be another run's"
+                )
+            self._sources.append(Source(tiers=other, is_other=True))
         self._stager = Stager(
             self._ranks,
             parts=self._workers,
@@ -282,14 +303,25 @@ class Checkpointer:
             is_overlapped=overlap_device_copy,
         )
         self._owners = Owners(self._ranks.world_size)
+        self._replicating = (
+            Replicating(self._tiers, self._ranks, emitter=self._emitter, clock=clock, guard=self._guard)
+            if replicate_to
+            else None
+        )
         self._keeper = Keeper(
-            self._store, self._catalog, keep, clock=clock, emitter=self._emitter, guard=self._guard
+            self._store,
+            self._tiers.own_catalog,
+            keep,
+            clock=clock,
+            emitter=self._emitter,
+            guard=self._guard,
+            held=self._replicating.held if self._replicating is not None else None,
         )
         self._turns = Turns(
-            self._store,
-            self._catalog,
+            self._tiers,
             self._ranks,
             run_id=self._run_id,
+            launch=_check_launch(launch if launch is not None or role is None else role.launch),
             timeout_s=self._timeout_s,
             clock=clock,
             draw=draw,
@@ -360,6 +392,7 @@ class Checkpointer:
         if said.members["do"] == "skip":
             self._stager.forget()
             return self._skip(intent.step, said.members["reason"])
+        self._tiers.stop_reading()
         if said.members["is_new"]:
             self._turns.meet(said.pieces["launch"])
         staging = self._clock.monotonic()
@@ -403,7 +436,8 @@ class Checkpointer:
                 stage_s=self._clock.monotonic() - staging,
             )
         )
-        handle = SaveHandle(intent.step, staged.pending)
+        await_copies = self._replicating.wait if self._replicating is not None else None
+        handle = SaveHandle(intent.step, staged.pending, await_copies)
         extras = replace(intent.extras, facts=self._facts(turn, parent))
         self._start(
             attempt,
@@ -491,6 +525,8 @@ class Checkpointer:
         }
         if self._earlier(intent.step) is not None:
             return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
+        if self._fenced is None and self._replicating is not None:
+            self._replicating.check_fenced()
         if self._fenced is not None:
             # Nothing that this turn writes could be committed any more.
             self._failures.raise_untold()
@@ -569,6 +605,8 @@ class Checkpointer:
         # The newest, where a launch that this line has saved in could not be gone on with.
         parent = self._newest or self._restored
         turn = self._turns.begin(parent, accept_older=self._accepts_older)
+        if self._replicating is not None:
+            self._replicating.begin(turn.launch.launch)
         parent_step = parent.step if parent else None
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
@@ -609,6 +647,8 @@ class Checkpointer:
                 background_s=self._clock.monotonic() - began,
             )
         )
+        if self._replicating is not None:
+            self._replicating.follow(commit)
         handle.settle(Checkpoint.of(commit))
         self._committed = handle
         if self._ranks.is_coordinator:
@@ -762,13 +802,17 @@ class Checkpointer:
         )
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Every committed checkpoint: the current line newest first, then superseded ones.
+        """Every committed checkpoint, on all tiers: the current line newest first, then superseded ones.
 
         Raises:
             IntegrityError: the run record is missing or damaged.
-            StoreError: the store could not be asked.
+            StoreError: a store could not be asked.
         """
-        return self._catalog.history().checkpoints()
+        return self._tiers.history().checkpoints()
+
+    def replication(self) -> tuple[TargetState, ...]:
+        """How far each tier behind the first is, on rank 0: what waits, for how long, and what went wrong."""
+        return self._replicating.state() if self._replicating is not None else ()
 
     # ---------------------------------------------------------------------------- wait and close
 
@@ -787,17 +831,29 @@ class Checkpointer:
         self._failures.raise_untold()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for the save in flight and end; a second call does nothing.
+        """Wait for the save in flight, and for what is still being copied to other tiers, and end.
+
+        A second call does nothing.
+
+        Args:
+            timeout_s: seconds for each of the two; None: until the save ends, and then ``timeout_s`` of this
+                checkpointer for the copies.
 
         Raises:
             SaveError, FencedError: as `wait`; closed all the same, unless the wait timed out.
+            ReplicationError: not everything stands on every tier; closed all the same. The next start of the
+                job goes on with it, and so does ``strongroom replicate``.
         """
         if self._is_closed:
             return
         self._join(timeout_s)
         self._is_closed = True
         self._ranks.part(_FAREWELL_S)
-        self._failures.raise_untold()
+        try:
+            if self._replicating is not None:
+                self._replicating.close(self._timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self._failures.raise_untold()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -813,8 +869,11 @@ class Checkpointer:
             self.close()
             return
         # The pending exception is what the user must see; a failure here was logged when it happened.
+        drain_s = min(_DRAIN_S, self._timeout_s)
         try:
-            self._join(min(_DRAIN_S, self._timeout_s))
+            self._join(drain_s)
+            if self._replicating is not None:
+                self._replicating.close(drain_s)
         except StrongroomError as late:
             _LOG.warning("leaving with %s pending: %s", type(error).__name__, late)
         self._is_closed = True
@@ -873,6 +932,20 @@ def _check_step(step: Any) -> int:
     if number is None or not 0 <= number <= MAX_STEP:
         raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
     return int(number)
+
+
+def _check_tiers(given: Any) -> tuple[Tier, ...]:
+    if isinstance(given, str | os.PathLike | Tier | Store) or not isinstance(given, Sequence):
+        raise ConfigError(f"replicate_to must be a list of roots or Tier values, got {given!r:.80}")
+    return tuple(tier if isinstance(tier, Tier) else Tier(tier) for tier in given)
+
+
+def _check_launch(number: Any) -> int | None:
+    if number is None:
+        return None
+    if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
+        raise ConfigError(f"launch must be a whole number from 1 to {MAX_LAUNCH}, got {number!r:.60}")
+    return number
 
 
 def _check_retention_class(name: Any) -> str | None:

@@ -25,6 +25,7 @@ __all__ = [
     "Tolerate",
     "check_count",
     "check_digest",
+    "check_keep",
     "check_seconds",
     "choose_digest",
     "load_policy",
@@ -147,6 +148,12 @@ def check_digest(digest: str) -> DigestAlgorithm:
         if digest == algorithm:
             return algorithm
     raise ConfigError(f"digest must be one of {', '.join(DIGEST_ALGORITHMS)}, got {digest!r}")
+
+
+def check_keep(keep: Any) -> None:
+    """Raise ConfigError where ``keep`` is neither a retention policy nor None."""
+    if keep is not None and not callable(getattr(keep, "keep", None)):
+        raise ConfigError(f"keep must be a retention policy such as KeepLast(count=3), got {keep!r}")
 
 
 def check_seconds(name: str, value: Any, *, at_most: float = float("inf")) -> float:

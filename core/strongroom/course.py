@@ -6,9 +6,10 @@ back a restore may go. What a rank does at each step is `strongroom.restore`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.access import Access
 from strongroom.alike import check_same_demands
@@ -25,11 +26,17 @@ from strongroom.errors import (
 )
 from strongroom.events import CheckpointSkipped, Emitter
 from strongroom.layout import CheckpointName
+from strongroom.manifest import Commit
 from strongroom.messages import Message
 from strongroom.ranks import Verdict, check_same_call, name_ranks
 from strongroom.stores.base import Store
 
+if TYPE_CHECKING:
+    from strongroom.tiers import Tiers
+
 __all__ = ["Course", "Source", "check_origin"]
+
+_LOG: Final = logging.getLogger("strongroom")
 
 _MAX_LOOKS: Final = 20
 """How often a root is looked at anew because retention took away what was being read."""
@@ -37,17 +44,28 @@ _MAX_LOOKS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A root that a restore may read.
+    """A root that a restore may read: one place, or several tiers of it.
 
     Attributes:
-        store: the root.
-        read_history: what it holds now.
+        tiers: the root, and what else it is seen together with.
         is_other: whether it is another run's, which this one may begin from.
     """
 
-    store: Store
-    read_history: Callable[[], History]
+    tiers: Tiers
     is_other: bool = False
+
+    @property
+    def uri(self) -> str:
+        """What the root is called, whatever other tiers there are."""
+        return self.tiers.first.uri
+
+    def read_history(self) -> History:
+        """What it holds now."""
+        return self.tiers.history()
+
+    def stores(self, numbers: Sequence[int]) -> tuple[Store, ...]:
+        """The tiers of these numbers, for reading."""
+        return tuple(self.tiers.readable[number] for number in numbers)
 
 
 class Course:
@@ -74,7 +92,8 @@ class Course:
         self._run_id = run_id
         self._looks = 0
         self._skipped: list[tuple[int, str]] = []
-        self._trying: CheckpointName | None = None
+        self._trying: Commit | None = None
+        self._variants: list[Commit] = []
         self._has_matched = False
 
     def begin(self, said: list[Message]) -> Verdict:
@@ -88,16 +107,17 @@ class Course:
             elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
             if elsewhere:
                 raise ConfigError(
-                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.store.uri}: the "
+                    f"{name_ranks(elsewhere)} and rank 0 see different things at {source.uri}: the "
                     "root must be one place for all ranks, such as a shared file system"
                 )
         return self._look()
 
     def decide(self, said: list[Message]) -> Verdict:
         """The next decision, from how the last step went on every rank."""
-        name = self._trying
-        if name is None:
+        commit = self._trying
+        if commit is None:
             raise StateMismatchError("a rank took a step of a restore that was not decided")
+        name, source = commit.name, self._sources[self._source]
         damaged = {
             rank: text for rank, message in enumerate(said) if (text := message.members.get("damaged"))
         }
@@ -107,30 +127,25 @@ class Course:
                 return Verdict(shared=Message(members={"do": "read"}), own=self._access.hand(said))
             is_superseded = name not in self._history.line.newest_first
             # Every rank has found its part whole: from here on, nothing lower is taken for the newest.
-            self._access.remember(self._sources[self._source].store, self._history.commits[name])
+            self._access.remember(source.uri, commit)
             return _do("load", skipped=self._skipped, is_superseded=is_superseded)
-        if (
-            self._looks < _MAX_LOOKS
-            and name in self._history.commits
-            and _is_gone(self._sources[self._source].store, name)
-        ):
+        if self._looks < _MAX_LOOKS and self._is_gone(commit):
             return self._look()
         blind = [rank for rank, message in enumerate(said) if message.members.get("is_blind")]
         if blind:
-            uri = self._sources[self._source].store.uri
             raise ConfigError(
-                f"{name_ranks(blind)} cannot see {name.commit_key} at {uri}, which rank 0 has read: the root "
-                "must be one place for all ranks, such as a shared file system"
+                f"{name_ranks(blind)} cannot see {name.commit_key} at {source.uri}, which rank 0 has read: "
+                "the root must be one place for all ranks, such as a shared file system"
             )
         rank, reason = next(iter(damaged.items()))
         error = self.own_damage if rank == 0 else None
-        self._skip(name, reason if rank == 0 else f"{reason} (found by rank {rank})", error)
+        self._set_aside(commit, reason if rank == 0 else f"{reason} (found by rank {rank})", error)
         return self._next()
 
     def _look(self) -> Verdict:
         """Look at the root, anew where a checkpoint went away while it was read."""
         self._looks += 1
-        self._skipped = []
+        self._skipped, self._variants = [], []
         for number, source in enumerate(self._sources):
             self._source, self._history = number, source.read_history()
             self._check_run(source)
@@ -138,7 +153,7 @@ class Course:
             if self._history.has_commits or self.step is not None:
                 break
             if not source.is_other and not self._accept_older:
-                self._access.check_emptied(source.store, self._history)
+                self._access.check_emptied(source.uri, self._history)
         else:
             check_origin(self._sources)
             return _do("nothing")
@@ -155,38 +170,35 @@ class Course:
         if self._run_id is None or source.is_other or run is None or run.run == self._run_id:
             return
         raise ConfigError(
-            f"{source.store.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of "
+            f"{source.uri} holds run {run.run}, and run_id={self._run_id!r} was given: nothing of "
             "another run is restored. Name this run's root, or leave run_id out if this root is meant"
         )
 
     def _next(self) -> Verdict:
-        for name in self._order:
-            self._history = self._candidates.history
-            self._trying, self._has_matched = name, False
-            if name in self._history.commits:
-                commit = self._history.commits[name]
-                try:
-                    own = self._access.admit(
-                        self._sources[self._source].store, commit, accept_older=self._accept_older
-                    )
-                except IntegrityError as error:
-                    self._candidates.tell(name, error)
-                    if self._looks < _MAX_LOOKS and _is_gone(self._sources[self._source].store, name):
-                        return self._look()
-                    self._skip(name, str(error), error)
-                    continue
-                except RollbackError as error:
-                    if not self._skipped:
-                        raise
-                    raise RollbackError(
-                        f"{error}. What is newer was skipped: {_reasons(self._skipped)}",
-                        reasons=self._skipped,
-                    ) from error
-                self._candidates.tell(name, None)
-                members = {"do": "try", "source": self._source}
-                return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
-            self._candidates.tell(name, IntegrityError(self._history.damaged[name]))
-            self._skip(name, self._history.damaged[name], None)
+        source = self._sources[self._source]
+        for commit in self._commits():
+            self._trying, self._has_matched = commit, False
+            numbers = source.tiers.holders(commit)
+            try:
+                own = self._access.admit(
+                    source.uri, source.stores(numbers), commit, accept_older=self._accept_older
+                )
+            except IntegrityError as error:
+                self._candidates.tell(commit.name, error)
+                if self._looks < _MAX_LOOKS and self._is_gone(commit):
+                    return self._look()
+                self._set_aside(commit, str(error), error)
+                continue
+            except RollbackError as error:
+                if not self._skipped:
+                    raise
+                raise RollbackError(
+                    f"{error}. What is newer was skipped: {_reasons(self._skipped)}",
+                    reasons=self._skipped,
+                ) from error
+            self._candidates.tell(commit.name, None)
+            members = {"do": "try", "source": self._source, "tiers": list(numbers)}
+            return Verdict(shared=Message(members=members, pieces={"commit": commit.encode()}), own=own)
         line = self._history.line
         if line.broken is not None:
             self._skipped.append((line.newest_first[-1].step, f"what is older cannot be told: {line.broken}"))
@@ -194,6 +206,39 @@ class Course:
             f"checkpoints were committed here, and none is whole: {_reasons(self._skipped)}",
             reasons=self._skipped,
         )
+
+    def _commits(self) -> Iterator[Commit]:
+        """What comes next: another tier's commit of the name that was tried last, then the next name's."""
+        tiers = self._sources[self._source].tiers
+        while True:
+            while self._variants:
+                yield self._variants.pop(0)
+            name = next(self._order, None)
+            if name is None:
+                return
+            self._history = self._candidates.history
+            commit = self._history.commits.get(name)
+            if commit is None:
+                reason = self._history.damaged[name]
+                self._candidates.tell(name, IntegrityError(reason))
+                self._skip(name, reason, None)
+                continue
+            self._variants = list(tiers.variants(name) or (commit,))
+
+    def _set_aside(self, commit: Commit, reason: str, error: IntegrityError | None) -> None:
+        """Go on without a damaged checkpoint; without this tier's word on it, where another's differs."""
+        if not self._variants:
+            self._skip(commit.name, reason, error)
+            return
+        self.own_damage = None
+        _LOG.warning(
+            "the tiers hold different commits of %s, and this one is not whole: %s", commit.name, reason
+        )
+
+    def _is_gone(self, commit: Commit) -> bool:
+        """Whether a checkpoint was removed wherever it stood, which takes its ``COMMIT`` first."""
+        source = self._sources[self._source]
+        return all(_is_gone(store, commit.name) for store in source.stores(source.tiers.holders(commit)))
 
     def _skip(self, name: CheckpointName, reason: str, error: IntegrityError | None) -> None:
         """Go on without a damaged checkpoint, where that is allowed."""
@@ -220,7 +265,7 @@ def check_origin(sources: Sequence[Source]) -> None:
     for source in sources:
         if source.is_other:
             raise CheckpointNotFoundError(
-                f"init_from names {source.store.uri}, where no checkpoint is committed; look at its "
+                f"init_from names {source.uri}, where no checkpoint is committed; look at its "
                 "spelling, or leave it out to begin anew"
             )
 

@@ -231,8 +231,9 @@ def _planned(
     ranks: Ranks,
 ) -> RestorePlan:
     commit = history.whole(name)
+    store, *others = source.stores(source.tiers.holders(commit))
     return plan_restore(
-        open_checkpoint(source.store, commit, guard),
+        open_checkpoint(store, commit, guard, others=tuple(others)),
         state,
         checkpoint=Checkpoint.of(commit, is_superseded=name not in history.line.newest_first),
         rank=ranks.rank,

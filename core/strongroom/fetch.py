@@ -7,6 +7,9 @@ whole, the digest is checked as well. With ``sha256`` a file
 has one digest, so its blocks are hashed in order as they are copied, and a mismatch is found
 at the file's end, before anything that was filled is used.
 
+Where a checkpoint stands on several tiers, a file that is damaged in one, or cannot be read there, is
+fetched anew from the next.
+
 Fetching changes targets as it goes. Who calls decides what that means when it fails
 (`strongroom.restore` falls back and overwrites, or names what is undefined).
 """
@@ -30,9 +33,10 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout, tensorfile
 from strongroom.contents import segment_count
+from strongroom.copies import tell_passed_over, worst
 from strongroom.digest import BLOCK_BYTES, DIGEST_BYTES, Digest, block_digest, digest_of_blocks
 from strongroom.dtypes import DTYPE_BYTES, bytes_of, torch_dtype
-from strongroom.errors import IntegrityError, ObjectNotFoundError
+from strongroom.errors import IntegrityError, ObjectNotFoundError, StoreError, StrongroomError
 from strongroom.index import Chunk, TensorRecord
 from strongroom.manifest import SEALED_HEADER_BYTES, FileRecord
 from strongroom.opened import ADVICE, OpenedCheckpoint
@@ -40,17 +44,15 @@ from strongroom.parallel import run_all
 from strongroom.plan import chunk_of
 from strongroom.sealing import Opener
 from strongroom.shards import check_binding
-from strongroom.stores.base import ObjectReader
+from strongroom.stores.base import ObjectReader, Store
+from strongroom.stores.offers import tuning_of
 
 __all__ = ["fetch"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_RUN_BLOCKS: Final = 2
-"""Blocks read by one call: 2 MiB, enough to keep a disk busy and small enough to stay in cache."""
-
-_TASK_BLOCKS: Final = 16
-"""What one thread does of a file at a time."""
+_TASK_RUNS: Final = 8
+"""What one thread does of a file at a time, in reads of the size that the store likes."""
 
 
 class _Extent(NamedTuple):
@@ -84,13 +86,14 @@ def fetch(
     Args:
         reads: as `strongroom.plan.plan_read` gives them.
         records: the stored tensor for each name that the reads use.
-        workers: threads.
+        workers: threads, where the store does not ask for more.
         touched: receives the name of every target that was written to, also when this raises.
 
     Raises:
-        IntegrityError: a file is missing, cut short or wrong; names it. Targets may have
+        IntegrityError: a file is missing, cut short or wrong, in every store; names it. Targets may
+            have been written to.
+        StoreError: a store could not be asked, and no other one has the file whole. Targets may have
             been written to.
-        StoreError: the store could not be asked. Targets may have been written to.
     """
     extents: dict[str, list[_Extent]] = defaultdict(list)
     scattered: list[_Scattered] = []
@@ -98,19 +101,54 @@ def fetch(
         record = records[item.dest_index.fqn]
         chunk = chunk_of(records, item)
         _add_extent(extents[chunk.path], scattered, item, target, chunk, record.dtype)
-    scratches = _Scratches()
-    tasks: list[Callable[[], int]] = []
-    with contextlib.ExitStack() as files:
-        for path, found in extents.items():
-            found.sort(key=_start_of)
-            file = files.enter_context(_File(opened, path, scratches, touched))
-            tasks += [partial(file.read, part) for part in file.divide(found)]
-        read_bytes = sum(run_all(tasks, workers=workers, name="strongroom-fetch"))
+    for found in extents.values():
+        found.sort(key=_start_of)
+    read_bytes = 0
+    failed: dict[str, list[StrongroomError]] = {path: [] for path in extents}
+    for number, store in enumerate(opened.stores, start=1):
+        is_last = number == len(opened.stores)
+        wanted = {path: extents[path] for path in failed}
+        filled, errors = _fetch_from(store, opened, wanted, workers, touched, is_last=is_last)
+        read_bytes += filled
+        failed = {path: [*failed[path], error] for path, error in errors.items()}
+        if not failed:
+            break
+        if is_last:
+            raise worst(next(iter(failed.values())))
+        for error in errors.values():
+            tell_passed_over(store, error)
     with torch.no_grad():
         for read in scattered:
             touched.add(read.owner)
             read.target.copy_(read.buffer)
     return read_bytes
+
+
+def _fetch_from(
+    store: Store,
+    opened: OpenedCheckpoint,
+    extents: Mapping[str, list[_Extent]],
+    workers: int,
+    touched: set[str],
+    *,
+    is_last: bool,
+) -> tuple[int, dict[str, StrongroomError]]:
+    """Fetch files from one store: how many bytes were read, and which files it does not have whole.
+
+    Args:
+        is_last: whether there is no other store to take them from; what fails then ends it all.
+    """
+    tuning = tuning_of(store)
+    scratches = _Scratches(max(1, tuning.read_bytes // BLOCK_BYTES))
+    tasks: list[Callable[[], int]] = []
+    with contextlib.ExitStack() as stack:
+        files = {path: _File(store, opened, path, scratches, touched) for path in extents}
+        for path, file in files.items():
+            stack.enter_context(file)
+            act = file.read if is_last else file.try_to_read
+            tasks += [partial(act, part) for part in file.divide(extents[path])]
+        read_bytes = sum(run_all(tasks, workers=max(workers, tuning.reads or 0), name="strongroom-fetch"))
+    return read_bytes, {path: file.error for path, file in files.items() if file.error is not None}
 
 
 def _add_extent(
@@ -174,25 +212,30 @@ def _split(extents: list[_Extent], task_bytes: int) -> list[list[_Extent]]:
 class _Scratch:
     """One thread's memory: for blocks or sealed segments as they are stored, and for opened ones."""
 
-    def __init__(self) -> None:
-        self.stored: Bytes = np.empty(_RUN_BLOCKS * BLOCK_BYTES + SEALED_HEADER_BYTES, np.uint8)
+    def __init__(self, run_blocks: int) -> None:
+        self._bytes = run_blocks * BLOCK_BYTES
+        self.stored: Bytes = np.empty(self._bytes + SEALED_HEADER_BYTES, np.uint8)
 
     @property
     def blocks(self) -> Bytes:
-        return self.stored[: _RUN_BLOCKS * BLOCK_BYTES]
+        return self.stored[: self._bytes]
 
     @cached_property
     def opened(self) -> Bytes:
-        return np.empty(_RUN_BLOCKS * BLOCK_BYTES, np.uint8)
+        return np.empty(self._bytes, np.uint8)
 
 
 class _Scratches:
     """Memory that blocks are read into: one piece a thread, used again and again.
 
     Fresh pages for each task would cost about as much as hashing what is read into them.
+
+    Args:
+        run_blocks: what one read asks for at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_blocks: int) -> None:
+        self.run_blocks = run_blocks
         self._free: list[_Scratch] = []
 
     @contextlib.contextmanager
@@ -201,7 +244,7 @@ class _Scratches:
         try:
             scratch = self._free.pop()
         except IndexError:
-            scratch = _Scratch()
+            scratch = _Scratch(self.run_blocks)
         try:
             yield scratch
         finally:
@@ -243,9 +286,22 @@ class _CopyOut:
 
 
 class _File:
-    """One shard, opened by whichever thread comes first and closed after the last; read in parts."""
+    """One shard in one store, opened by whichever thread comes first, closed after the last; read in parts.
 
-    def __init__(self, opened: OpenedCheckpoint, path: str, scratches: _Scratches, touched: set[str]) -> None:
+    Attributes:
+        error: why `try_to_read` could not.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        opened: OpenedCheckpoint,
+        path: str,
+        scratches: _Scratches,
+        touched: set[str],
+    ) -> None:
+        self.error: StrongroomError | None = None
+        self._store = store
         self._opened = opened
         self._manifest = opened.manifest
         self._record = opened.record(path)
@@ -276,9 +332,19 @@ class _File:
         if is_sha256 and (self._opener is None or self._whole is not None):
             parts = [extents]
         else:
-            parts = _split(extents, _TASK_BLOCKS * self._unit_bytes)
+            parts = _split(extents, _TASK_RUNS * self._scratches.run_blocks * self._unit_bytes)
         self._parts_left = len(parts)
         return parts
+
+    def try_to_read(self, extents: list[_Extent]) -> int:
+        """As `read`, but what fails is kept in `error`, and the file's other parts are left then."""
+        if self.error is not None:
+            return 0
+        try:
+            return self.read(extents)
+        except (IntegrityError, StoreError) as error:
+            self.error = error
+            return 0
 
     def read(self, extents: list[_Extent]) -> int:
         """Read, verify and copy out one part; how many bytes were read. Runs on any thread."""
@@ -307,7 +373,7 @@ class _File:
         with self._lock:
             if self._reader is None:
                 key = layout.data_key(self._manifest.name, self._record.path)
-                self._reader = self._opened.store.open_reader(key)
+                self._reader = self._store.open_reader(key)
             if self._reader.size_bytes != self._record.size_bytes:
                 raise IntegrityError(
                     f"{self._what} has {self._reader.size_bytes} bytes, the manifest says "
@@ -328,7 +394,7 @@ class _File:
         self, reader: ObjectReader, extents: list[_Extent], scratch: Bytes, copy_out: _CopyOut
     ) -> int:
         read_bytes = 0
-        for first, count in _runs(extents, BLOCK_BYTES):
+        for first, count in _runs(extents, BLOCK_BYTES, self._scratches.run_blocks):
             start = first * BLOCK_BYTES
             length = min(count * BLOCK_BYTES, self._record.size_bytes - start)
             self._fill(reader, start, scratch[:length])
@@ -358,7 +424,7 @@ class _File:
         copy_out: _CopyOut,
     ) -> int:
         read_bytes = 0
-        for first, count in _runs(extents, opener.segment_bytes):
+        for first, count in _runs(extents, opener.segment_bytes, self._scratches.run_blocks):
             start, end = opener.stored_range(first, count)
             if self._whole is None:
                 stored = scratch.stored[: end - start]
@@ -457,11 +523,11 @@ class _WholeFile:
 
 def _is_all(extents: list[_Extent], opener: Opener) -> bool:
     """Whether every segment of a file is read for these."""
-    return sum(count for _, count in _runs(extents, opener.segment_bytes)) == segment_count(opener)
+    return sum(count for _, count in _runs(extents, opener.segment_bytes, 1)) == segment_count(opener)
 
 
-def _runs(extents: list[_Extent], unit_bytes: int) -> list[tuple[int, int]]:
-    """The units that extents touch, as (first, count), neighbours joined up to `_RUN_BLOCKS`."""
+def _runs(extents: list[_Extent], unit_bytes: int, run_units: int) -> list[tuple[int, int]]:
+    """The units that extents touch, as (first, count), neighbours joined up to ``run_units``."""
     runs: list[tuple[int, int]] = []
     stop = 0
     for extent in extents:
@@ -474,7 +540,7 @@ def _runs(extents: list[_Extent], unit_bytes: int) -> list[tuple[int, int]]:
             runs[-1] = (runs[-1][0], last + 1)
         stop = last + 1
     return [
-        (begin, min(_RUN_BLOCKS, stop - begin))
+        (begin, min(run_units, stop - begin))
         for first, stop in runs
-        for begin in range(first, stop, _RUN_BLOCKS)
+        for begin in range(first, stop, run_units)
     ]

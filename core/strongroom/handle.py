@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from strongroom.catalog import Checkpoint
 from strongroom.config import OnFailure, Tolerate
 from strongroom.devicecopy import Pending
-from strongroom.errors import FencedError, OutcomeUnknownError, StrongroomError, WaitTimeoutError
+from strongroom.errors import (
+    ConfigError,
+    FencedError,
+    OutcomeUnknownError,
+    StrongroomError,
+    WaitTimeoutError,
+)
 
-__all__ = ["Failures", "SaveHandle"]
+__all__ = ["AwaitCopies", "Failures", "SaveHandle"]
+
+AwaitCopies = Callable[[Checkpoint, float | None], None]
+"""Waits, for seconds at most, until a checkpoint stands on every tier."""
 
 
 class SaveHandle:
@@ -23,9 +34,12 @@ class SaveHandle:
             checkpoint of that step that there is already, or else for the save that is under way.
     """
 
-    def __init__(self, step: int, pending: Pending | None = None) -> None:
+    def __init__(
+        self, step: int, pending: Pending | None = None, await_copies: AwaitCopies | None = None
+    ) -> None:
         self.step = step
         self._pending = pending
+        self._await_copies = await_copies
         self.skipped: str | None = None
         self._outcome: Future[Checkpoint] = Future()
         # Itself, or the handle of the save that a skipped call stands for.
@@ -78,6 +92,32 @@ class SaveHandle:
         except StrongroomError:
             self._save._is_failure_told = True
             raise
+
+    def replicated(self, timeout_s: float | None = None) -> Checkpoint:
+        """The committed checkpoint, once it stands on every tier of ``replicate_to``, verified there.
+
+        Args:
+            timeout_s: seconds to wait, from now; None: for as long as it takes, which nothing bounds while a
+                tier is out of reach.
+
+        Raises:
+            SaveError, FencedError: as `result`.
+            ReplicationError: it never will: another writer has taken the run over there, it is damaged on the
+                first tier, or a newer one took its place before its turn came.
+            WaitTimeoutError: it is still under way.
+            ConfigError: there is no other tier.
+        """
+        save = self._save
+        if save._await_copies is None:
+            raise ConfigError(
+                "replicated() waits for the tiers behind the first one, and this Checkpointer has none; name "
+                "them by replicate_to=, or use result()"
+            )
+        began = time.monotonic()
+        checkpoint = self.result(timeout_s)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+        save._await_copies(checkpoint, left_s)
+        return checkpoint
 
     def done(self) -> bool:
         """Whether it has committed or failed."""

@@ -13,6 +13,7 @@ from typing import Final
 from strongroom import canonical, layout
 from strongroom.canonical import Bounds, Json
 from strongroom.contents import open_whole
+from strongroom.copies import first_whole
 from strongroom.digest import digest_of_bytes, sha256_of
 from strongroom.errors import (
     FormatError,
@@ -61,6 +62,9 @@ class OpenedCheckpoint:
     their plain names, whether they are sealed or not.
 
     Attributes:
+        store: where it is read.
+        others: where it stands besides, byte for byte the same: a file that is damaged, or cannot be read,
+            is taken from the next one.
         sealing: how sealed files are opened; None: they are not.
         signers: ids of the keys whose signatures were verified; empty where nobody asked for them.
         keys: the checkpoint's keys where this process was handed them; None: it unlocks them itself
@@ -73,6 +77,12 @@ class OpenedCheckpoint:
     sealing: Sealing | None = None
     signers: tuple[str, ...] = ()
     keys: Unlocked | None = None
+    others: tuple[Store, ...] = ()
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Every store that it stands in, in the order in which they are read."""
+        return (self.store, *self.others)
 
     @property
     def name(self) -> CheckpointName:
@@ -100,7 +110,8 @@ class OpenedCheckpoint:
                 "name the policy file, whose [seal] section names the keys, by security=, --security or "
                 "STRONGROOM_CONFIG"
             )
-        return self.sealing.unlock(self.store, self.commit, self.manifest)
+        sealing = self.sealing
+        return first_whole(self.stores, lambda store: sealing.unlock(store, self.commit, self.manifest))
 
     def opener(self, record: FileRecord) -> Opener:
         """Opens a sealed file, of which the header is the pinned one.
@@ -162,8 +173,11 @@ class OpenedCheckpoint:
         what = f"{path} of {self.name}"
         if record.plain_bytes > limit_bytes:
             raise FormatError(f"{what} has {record.plain_bytes} bytes; at most {limit_bytes} are read")
+        return first_whole(self.stores, lambda store: self._read(store, record, what))
+
+    def _read(self, store: Store, record: FileRecord, what: str) -> bytes:
         try:
-            data = self.store.read(layout.data_key(self.name, record.path), limit_bytes=record.size_bytes)
+            data = store.read(layout.data_key(self.name, record.path), limit_bytes=record.size_bytes)
         except ObjectNotFoundError:
             raise self.missing(record) from None
         except FormatError:
@@ -215,12 +229,15 @@ class OpenedCheckpoint:
         )
 
 
-def open_checkpoint(store: Store, commit: Commit, guard: Guard) -> OpenedCheckpoint:
+def open_checkpoint(
+    store: Store, commit: Commit, guard: Guard, *, others: tuple[Store, ...] = ()
+) -> OpenedCheckpoint:
     """Read and verify a checkpoint's manifest; its signatures before it is parsed.
 
     Args:
         guard: what the policy demands. Without one, signatures are not looked at, and a sealed
             checkpoint's files stay closed.
+        others: further stores in which it stands.
 
     Raises:
         IntegrityError: it is missing, damaged, malformed, or of another checkpoint; or, as
@@ -229,6 +246,27 @@ def open_checkpoint(store: Store, commit: Commit, guard: Guard) -> OpenedCheckpo
         StoreError: the store could not be asked.
     """
     what = f"{layout.MANIFEST} of {commit.name}"
+    stores = (store, *others)
+    data = first_whole(stores, lambda each: _read_manifest(each, commit, what))
+    signers: tuple[str, ...] = ()
+    trust = guard.trust
+    if trust is None:
+        manifest = Manifest.decode(data, what)
+    else:
+        trusted = first_whole(stores, lambda each: trust.judge(each, commit, data))
+        manifest, signers = trusted.manifest, trusted.signers
+    if manifest.name != commit.name or manifest.run != commit.run:
+        raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
+    if manifest.is_sealed != (commit.keyring is not None):
+        raise IntegrityError(f"{what} and COMMIT do not agree on whether the checkpoint is sealed; {ADVICE}")
+    check_sealed(manifest, guard.sealing)
+    return OpenedCheckpoint(
+        store=store, others=others, commit=commit, manifest=manifest, sealing=guard.sealing, signers=signers
+    )
+
+
+def _read_manifest(store: Store, commit: Commit, what: str) -> bytes:
+    """A manifest's bytes, which are those that ``COMMIT`` pins."""
     try:
         data = store.read(
             layout.data_key(commit.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes
@@ -240,20 +278,7 @@ def open_checkpoint(store: Store, commit: Commit, guard: Guard) -> OpenedCheckpo
         raise IntegrityError(
             f"{what}: stored digest {found} is not {commit.manifest}, which COMMIT pins; {ADVICE}"
         )
-    signers: tuple[str, ...] = ()
-    if guard.trust is None:
-        manifest = Manifest.decode(data, what)
-    else:
-        trusted = guard.trust.judge(store, commit, data)
-        manifest, signers = trusted.manifest, trusted.signers
-    if manifest.name != commit.name or manifest.run != commit.run:
-        raise IntegrityError(f"{what} says that it is {manifest.name} of run {manifest.run}")
-    if manifest.is_sealed != (commit.keyring is not None):
-        raise IntegrityError(f"{what} and COMMIT do not agree on whether the checkpoint is sealed; {ADVICE}")
-    check_sealed(manifest, guard.sealing)
-    return OpenedCheckpoint(
-        store=store, commit=commit, manifest=manifest, sealing=guard.sealing, signers=signers
-    )
+    return data
 
 
 def check_sealed(manifest: Manifest, sealing: Sealing | None) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from strongroom.errors import ConfigError
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "check_rate"]
 
 _BURST_S: Final = 0.1
 """What may be written at once after a pause: this much of a second's worth."""
@@ -42,11 +42,7 @@ class Pace:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if max_bytes_per_second is not None and not _is_rate(max_bytes_per_second):
-            raise ConfigError(
-                f"max_bytes_per_second must be a positive number or None, got {max_bytes_per_second!r:.60}"
-            )
-        self._bytes_per_second = max_bytes_per_second
+        self._bytes_per_second = check_rate(max_bytes_per_second)
         self._monotonic = monotonic
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -71,6 +67,17 @@ class Pace:
             self._sleep(wait_s)
 
 
-def _is_rate(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type,operator]
+def check_rate(max_bytes_per_second: float | None) -> float | None:
+    """Return a rate if it is a positive number, or None, which is none.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    is_number = isinstance(max_bytes_per_second, int | float) and not isinstance(max_bytes_per_second, bool)
+    if max_bytes_per_second is None:
+        return None
+    if is_number and math.isfinite(max_bytes_per_second) and max_bytes_per_second > 0:
+        return max_bytes_per_second
+    raise ConfigError(
+        f"max_bytes_per_second must be a positive number or None, got {max_bytes_per_second!r:.60}"
+    )

@@ -168,7 +168,7 @@ def restore(
                 return act()
             except IntegrityError as error:
                 course.own_damage = error
-                is_blind = not ranks.is_coordinator and not _is_seen(source.store, reading.commit.name)
+                is_blind = not ranks.is_coordinator and not reading.is_seen()
                 return Message(members={"damaged": str(error), "is_blind": is_blind})
 
         return lane.agree(phase, propose, course.decide, timeout_s=timeout_s, goes_on=True)
@@ -190,7 +190,7 @@ def restore(
             began = time.monotonic()
             source = sources[said.members["source"]]
             reading = _Reading(
-                source.store,
+                source.stores(said.members["tiers"]),
                 _commit_in(said),
                 template,
                 selection,
@@ -240,7 +240,7 @@ def restore(
         skipped=skipped,
         missing=reading.missing,
         checkpoint=Checkpoint.of(commit, is_superseded=said.members["is_superseded"]),
-        init_from=source.store.uri if source.is_other else None,
+        init_from=source.uri if source.is_other else None,
         rollback_protection=guard.rollback_protection,
         changes=tuple(Change.from_json(change) for change in loaded.members["changes"]),
     )
@@ -252,11 +252,16 @@ def _commit_in(said: Message) -> Commit:
 
 
 def _root_digest(source: Source) -> str:
-    """What this rank sees of a root: a digest of its run record."""
-    try:
-        return str(sha256_of(source.store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)))
-    except ObjectNotFoundError:
-        return "nothing"
+    """What this rank sees of a root: a digest of its run record, which the first tier that has it tells."""
+    for store in source.tiers.readable:
+        try:
+            return str(sha256_of(store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)))
+        except ObjectNotFoundError:
+            continue
+        except StoreError:
+            if not source.tiers.accepts_missing:
+                raise
+    return "nothing"
 
 
 def _is_seen(store: Store, name: CheckpointName) -> bool:
@@ -280,7 +285,7 @@ class _Reading:
 
     def __init__(
         self,
-        store: Store,
+        stores: tuple[Store, ...],
         commit: Commit,
         template: Any,
         selection: Selection,
@@ -293,7 +298,7 @@ class _Reading:
         self.commit = commit
         self.read_bytes = 0
         self.state: Any = None
-        self._store = store
+        self._stores = stores
         self._template = template
         self._selection = selection
         self._ranks = ranks
@@ -308,6 +313,10 @@ class _Reading:
     def missing(self) -> tuple[str, ...]:
         return tuple(self._filling.missing_per_rank)
 
+    def is_seen(self) -> bool:
+        """Whether this rank sees the checkpoint somewhere."""
+        return any(_is_seen(store, self.commit.name) for store in self._stores)
+
     def match(self) -> Message:
         """Verify what says what there is, and hold it against the state; write nothing.
 
@@ -319,7 +328,7 @@ class _Reading:
             StateMismatchError: it does not fit.
             ProvenanceMismatchError: this program is not to go on from it.
         """
-        self._opened = opened = self._access.open(self._store, self.commit)
+        self._opened = opened = self._access.open(self._stores, self.commit)
         if self._ranks.is_coordinator:
             opened.check_unused()
             if self._judge is not None:

@@ -9,7 +9,7 @@ attempt counts until `Attempt.commit` has created its ``COMMIT``, once and last.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -92,18 +92,34 @@ class Committed:
         return self.commit.ref
 
 
-def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> Run:
+def begin_run(
+    store: Store,
+    *,
+    draw_run_id: Callable[[], str],
+    now_ms: int,
+    known: Run | None = None,
+    is_given: bool = False,
+) -> Run:
     """The root's run record, created where there is none.
 
+    Args:
+        known: what was found there, or on another tier, for a writer that may not look or that brings a run
+            to a further tier.
+        is_given: whether ``draw_run_id`` gives what the platform gave: then a writer that may not look takes
+            the record that it finds in its way for that run's.
+
     Raises:
-        ConfigError: the store ignores conditional writes, so no commit could rest on it.
+        ConfigError: the store ignores conditional writes, so no commit could rest on it; or, to a writer
+            that may not look, that there is a record of a run that it was told nothing of.
         FormatError: the record is there, and damaged.
         StoreError: it could not be read or created.
     """
     try:
         data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+    except AccessDeniedError:
+        return _begin_unseen(store, known, Run(run=draw_run_id(), created_at_ms=now_ms), is_given=is_given)
     except ObjectNotFoundError:
-        data = Run(run=draw_run_id(), created_at_ms=now_ms).encode()
+        data = (known or Run(run=draw_run_id(), created_at_ms=now_ms)).encode()
         if not store.put_if_absent(layout.RUN, data):
             data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
     run = Run.decode(data, layout.RUN)
@@ -111,15 +127,24 @@ def begin_run(store: Store, *, draw_run_id: Callable[[], str], now_ms: int) -> R
     # that fails it as it was. And whoever created the record may have died, or met a failed fsync,
     # before its name was durable: every commit rests on it, so a store that doubts it must say so.
     if store.put_if_absent(layout.RUN, data):
+        raise ConfigError(ignores_conditions(store.uri, layout.RUN))
+    return run
+
+
+def _begin_unseen(store: Store, known: Run | None, run: Run, *, is_given: bool) -> Run:
+    """The run of a writer that may create objects, and look at none."""
+    if known is not None:
+        return known
+    if not store.put_if_absent(layout.RUN, run.encode()) and not is_given:
         raise ConfigError(
-            f"{store.uri} created {layout.RUN} twice: it ignores conditional writes, so two writers "
-            "could both commit; use a store that honours If-None-Match, or a file system"
+            f"{store.uri} holds a run already, whose id this process was not given and may not read: give it "
+            "run_id=, or credentials for restoring ([role] restore), and restore() before the first save"
         )
     return run
 
 
 def claim_launch(
-    store: Store,
+    stores: Sequence[Store],
     *,
     run: str,
     parent: CheckpointRef | None,
@@ -128,26 +153,31 @@ def claim_launch(
     now_ms: int,
     signing: Signing | None = None,
     above: int = 0,
+    number: int | None = None,
 ) -> Launch:
     """Claim the next free launch number: this writer's fencing token.
 
     Args:
+        stores: where it is claimed: on every tier, in this order, so that the first is the one that the most
+            writers share.
         parent: the checkpoint that this writer goes on from; None: it begins anew.
         taken: numbers known to be taken.
         deadline_s: after which an attempt of this launch never commits.
         signing: who signs its record; None: nobody.
         above: a number that it has to exceed. Those up to it that the root has lost are claimed as well, so
             that none is missing.
+        number: the very number, where the platform gives it.
 
     Raises:
+        ConfigError: a store ignores conditional writes; or the number that was given is taken.
         KeyServiceError, NoKeyError: the record could not be signed.
         StoreError: no number could be claimed.
     """
-    number = next_launch(taken)
+    given, number = number, next_launch(taken) if number is None else number
     for _ in range(_MAX_CLAIMS):
         if number > layout.MAX_LAUNCH:
             raise StoreError(
-                f"{store.uri} has no launch number left: {number - 1} is taken, by a record under "
+                f"{stores[0].uri} has no launch number left: {number - 1} is taken, by a record under "
                 f"{layout.LAUNCHES}/ or by a folder's name. Nobody starts a run that often: if something "
                 "else made it, remove it"
             )
@@ -155,12 +185,38 @@ def claim_launch(
         if signing is not None:
             # Before it is claimed: a record is created once, and without a signature counts for nothing.
             launch = replace(launch, signature=signing.sign_launch(launch, within_s=float(deadline_s)))
-        is_claimed = store.put_if_absent(layout.launch_key(number), launch.encode())
+        is_claimed = all(_claim(store, launch) for store in stores)
         if is_claimed and number > above:
             return launch
+        if given is not None:
+            raise ConfigError(
+                f"launch {given} of run {run} was given, and is taken or too low: each start of a job needs "
+                f"a number of its own, above {max(above, given if not is_claimed else 0)}"
+            )
         number += 1
     raise StoreError(
         f"{_MAX_CLAIMS} launch numbers from {next_launch(taken)} on were taken while claiming one"
+    )
+
+
+def _claim(store: Store, launch: Launch) -> bool:
+    """Create a launch's record, and say whether this call did.
+
+    It is sent twice: a server that does not know conditional writes creates it twice, and would commit twice.
+    """
+    key, data = layout.launch_key(launch.launch), launch.encode()
+    if not store.put_if_absent(key, data):
+        return False
+    if store.put_if_absent(key, data):
+        raise ConfigError(ignores_conditions(store.uri, key))
+    return True
+
+
+def ignores_conditions(uri: str, key: str) -> str:
+    """Why a store cannot be saved to that created one object twice."""
+    return (
+        f"{uri} created {key} twice: it ignores conditional writes, so two writers could both commit; use a "
+        "store that honours If-None-Match, or a file system"
     )
 
 
@@ -323,6 +379,9 @@ class Attempt:
     def _check_is_ours(self, commit: Commit) -> None:
         try:
             stored = self._store.read(self.name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        except AccessDeniedError:
+            # A writer that may not look: the name is this attempt's alone, so that it is its own.
+            return
         except StoreError as error:
             raise OutcomeUnknownError(
                 f"{self.name.commit_key} stands, and could not be read to see whether it is this save's: "

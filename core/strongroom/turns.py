@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from strongroom import layout
-from strongroom.catalog import Catalog, History
+from strongroom.catalog import History
 from strongroom.config import Clock
-from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, RollbackError
-from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ObjectNotFoundError,
+    RollbackError,
+    StoreError,
+)
+from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch, Run
 from strongroom.messages import Message
 from strongroom.ranks import Ranks, Verdict, name_ranks
 from strongroom.signing import NO_GUARD, Floor, Guard, Signing
 from strongroom.stores.base import Store
+from strongroom.tiers import Tiers
 from strongroom.transaction import begin_run, claim_launch
 
 __all__ = ["Turn", "Turns", "launch_to_exceed"]
+
+_LOG: Final = logging.getLogger("strongroom")
 
 _DRAWN_RUN_DIGITS: Final = 32
 """Hex digits of a run id that nobody gave."""
@@ -43,9 +53,9 @@ class Turns:
     """Begins turns under one root.
 
     Args:
-        store: the root.
-        catalog: what it holds.
+        tiers: where the run lies.
         run_id: the run's id where it was given.
+        launch: the launch's number where it was given.
         timeout_s: the deadline of this job's saves, and how long ranks wait for each other.
         signing: who signs launch records; None: nobody.
         guard: what the policy demands, and what remembers how far the run has come.
@@ -57,11 +67,11 @@ class Turns:
 
     def __init__(
         self,
-        store: Store,
-        catalog: Catalog,
+        tiers: Tiers,
         ranks: Ranks,
         *,
         run_id: str | None,
+        launch: int | None = None,
         timeout_s: float,
         clock: Clock,
         draw: Callable[[int], str],
@@ -69,10 +79,11 @@ class Turns:
         guard: Guard = NO_GUARD,
     ) -> None:
         self.current: Turn | None = None
-        self._store = store
-        self._catalog = catalog
+        self._tiers = tiers
+        self._store = tiers.first
         self._ranks = ranks
         self._run_id = run_id
+        self._launch = launch
         self._timeout_s = timeout_s
         self._clock = clock
         self._draw = draw
@@ -94,29 +105,78 @@ class Turns:
         """
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
-        history = self._catalog.history()
+        history = self._tiers.look()
+        if history is None:
+            self._check_told()
         self._guard.check_saves(self._signing)
-        above = launch_to_exceed(self._guard.floor, self._store.uri, history, accept_older=accept_older)
-        run = begin_run(
-            self._store, draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2), now_ms=now_ms
-        )
-        if self._run_id is not None and run.run != self._run_id:
-            raise ConfigError(
-                f"{self._store.uri} belongs to run {run.run}, and run_id={self._run_id!r} was given; each "
-                "run needs a root of its own"
-            )
+        above = self._to_exceed(history, accept_older=accept_older)
+        # What follows creates, and goes by the credentials for that alone.
+        self._tiers.stop_reading()
+        run, stores = self._begin_run(history, now_ms)
         launch = claim_launch(
-            self._store,
+            stores,
             run=run.run,
             parent=parent,
-            taken=history.launch_numbers,
+            taken=history.launch_numbers if history is not None else (),
             above=above,
+            number=self._launch,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
             signing=self._signing,
         )
+        # A number that was given is one start's, and this one's is taken now.
+        self._launch = None
         self.current = Turn(launch=launch, parent=parent)
         return self.current
+
+    def _check_told(self) -> None:
+        """Raise ConfigError where this process may not look at the root, and was not told what it needs."""
+        told = {"run_id": self._run_id, "launch": self._launch}
+        missing = [name for name, value in told.items() if value is None]
+        if missing:
+            raise ConfigError(
+                f"this process may not look at {self._store.uri}, and so cannot find out its "
+                f"{' and '.join(missing)}: have the platform give them (run_id= and launch=, or run and "
+                "launch in [role]), or name credentials for restoring ([role] restore)"
+            )
+
+    def _to_exceed(self, history: History | None, *, accept_older: bool) -> int:
+        if history is not None:
+            return launch_to_exceed(self._guard.floor, self._store.uri, history, accept_older=accept_older)
+        floor = self._guard.floor
+        highest = floor.highest(self._run_id) if floor is not None and self._run_id is not None else None
+        return highest.launch if highest is not None else 0
+
+    def _begin_run(self, history: History | None, now_ms: int) -> tuple[Run, list[Store]]:
+        """The run's record on every tier; and the tiers on which it stands, the one that most share first."""
+        known = history.run if history is not None else None
+        stores: list[Store] = []
+        for store in self._tiers.stores:
+            try:
+                run = begin_run(
+                    store,
+                    draw_run_id=lambda: self._run_id or self._draw(_DRAWN_RUN_DIGITS // 2),
+                    now_ms=now_ms,
+                    known=known,
+                    is_given=self._run_id is not None,
+                )
+            except StoreError as error:
+                if store is self._store or not self._tiers.accepts_missing:
+                    raise
+                _LOG.warning("the launch is not claimed on %s, which is out of reach: %s", store.uri, error)
+                continue
+            expected = self._run_id or (known.run if known is not None else run.run)
+            if run.run != expected:
+                whose = "run_id= was given as" if self._run_id is not None else "another tier is of run"
+                raise ConfigError(
+                    f"{store.uri} belongs to run {run.run}, and {whose} {expected!r}; each run needs a root "
+                    "of its own"
+                )
+            known = run
+            stores.append(store)
+        if known is None:  # the first tier is never passed over
+            raise ConfigError("a run has at least one tier")
+        return known, stores[::-1]
 
     def join(self, record: bytes) -> Turn:
         """Take part in the launch that the coordinator has claimed, and leave any other."""
@@ -164,7 +224,8 @@ class Turns:
         """The run id that the first save will find, or one as long."""
         if self.current is not None:
             return self.current.launch.run
-        found = self._catalog.history().run
+        history = self._tiers.look()
+        found = history.run if history is not None else None
         return found.run if found is not None else self._run_id or "0" * _DRAWN_RUN_DIGITS
 
 

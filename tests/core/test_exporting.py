@@ -133,7 +133,7 @@ def save_cut(
 ) -> None:
     """Commit tensors that lie in pieces in the files of several ranks, as a mesh leaves them."""
     run = begin_run(store, draw_run_id=lambda: "demo", now_ms=0)
-    launch = claim_launch(store, run=run.run, parent=None, taken=(), deadline_s=60, now_ms=0)
+    launch = claim_launch([store], run=run.run, parent=None, taken=(), deadline_s=60, now_ms=0)
     name = CheckpointName(launch=1, step=7, attempt="0123456789abcdef")
     attempt = Attempt(
         store,

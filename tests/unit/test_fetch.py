@@ -88,7 +88,7 @@ def test_targets_of_any_stride_are_filled() -> None:
 
 
 def test_a_shard_is_opened_once_however_many_threads_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_TASK_BLOCKS", 1)
+    monkeypatch.setattr(fetch, "_TASK_RUNS", 1)
     state = {f"t{number}": torch.randn(MiB) for number in range(6)}
     store = saved({"model": state})
     shards = len([key for key in store.list_names(store.list_names("")[-1] + "data") if key[0].isdigit()])

@@ -171,4 +171,4 @@ def test_a_later_writers_commit_makes_it_the_newest_and_keeps_its_parents_line(h
 def test_a_root_without_a_launch_number_left_says_so() -> None:
     store = MemoryStore()
     with pytest.raises(StoreError, match="no launch number left: 999999 is taken"):
-        claim_launch(store, run="r", parent=None, taken={999_999}, deadline_s=1, now_ms=0)
+        claim_launch([store], run="r", parent=None, taken={999_999}, deadline_s=1, now_ms=0)

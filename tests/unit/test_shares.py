@@ -55,7 +55,7 @@ def committed(
     """
     store = MemoryStore()
     begin_run(store, draw_run_id=lambda: "run", now_ms=1)
-    launch = claim_launch(store, run="run", parent=None, taken=(), deadline_s=60, now_ms=1)
+    launch = claim_launch([store], run="run", parent=None, taken=(), deadline_s=60, now_ms=1)
     name = CheckpointName(launch=launch.launch, step=7, attempt="0123456789abcdef")
     attempt = Attempt(
         store,

@@ -32,8 +32,8 @@ from strongroom.fitting import difference
 from strongroom.index import Index, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.roles import Duty, open_root
 from strongroom.signing import NO_GUARD
-from strongroom.stores.open import open_store
 from strongroom.values import Node
 from strongroom.workers import reading_workers
 
@@ -69,7 +69,7 @@ class StrongroomReader(StorageReader):
         accept_older: bool = False,
     ) -> None:
         super().__init__()
-        policy = load_policy(security)
+        self._policy = policy = load_policy(security)
         self._guard = policy.guard if policy is not None else NO_GUARD
         self._accept_older = accept_older
         self._root = root
@@ -136,7 +136,7 @@ class StrongroomReader(StorageReader):
         return is_step(checkpoint_id)
 
     def _read_metadata(self) -> Metadata:
-        store = open_store(self._root)
+        store = open_root(self._root, self._policy, Duty.RESTORE)
         history = Catalog(store, self._guard.trust).history()
         if not history.has_commits:
             raise CheckpointNotFoundError(f"nothing is committed in {store.uri}: there is nothing to load")

@@ -45,10 +45,10 @@ from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import encode_document, open_checkpoint
 from strongroom.parallel import run_all
 from strongroom.parts import producer
+from strongroom.roles import Duty, open_root
 from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.signing import NO_GUARD, Guard
-from strongroom.stores.open import open_store
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 from strongroom.turns import launch_to_exceed
 from strongroom.values import Encoder, Node
@@ -125,6 +125,7 @@ class StrongroomWriter(StorageWriter):
         self._parent = parent
         policy = load_policy(security)
         self._algorithm: DigestAlgorithm = choose_digest(digest, policy)
+        self._policy = policy
         self._sealing = policy.sealing if policy is not None else None
         self._signing = policy.signing if policy is not None else None
         self._guard = policy.guard if policy is not None else NO_GUARD
@@ -162,8 +163,7 @@ class StrongroomWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator: claim the launch, draw the attempt, and hand both to every rank."""
-        store = open_store(self._root)
-        launch = self._launch or self._claim(store)
+        launch = self._launch or self._claim()
         step = 0 if self._step is None else self._step
         before = self._newest or launch.parent
         if before is not None and step < before.step:
@@ -223,7 +223,7 @@ class StrongroomWriter(StorageWriter):
             raise
         self._newest = committed.ref
         self.committed = Checkpoint.of(committed.commit)
-        self._guard.remember(open_store(self._root).uri, committed.commit)
+        self._guard.remember(self._open(Duty.SAVE).uri, committed.commit)
         self._ticket = self._attempt_made = self._one_off = None
 
     @classmethod
@@ -232,16 +232,23 @@ class StrongroomWriter(StorageWriter):
 
     # ---------------------------------------------------------------------------------- inside
 
-    def _claim(self, store: Store) -> Launch:
+    def _open(self, duty: Duty) -> Store:
+        return open_root(self._root, self._policy, duty)
+
+    def _claim(self) -> Launch:
         now_ms = self._clock.now_ms()
+        store = self._open(Duty.RESTORE)
         # Before a run record is written: a root that lost its own must not get another run's.
         history = Catalog(store, self._guard.trust).history()
         self._guard.check_saves(self._signing)
         above = launch_to_exceed(self._guard.floor, store.uri, history, accept_older=self._accept_older)
         parent = self._find_parent(store, history)
-        run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms)
+        if self._policy is not None and self._policy.role is not None:
+            self._policy.role.drop(Duty.RESTORE)
+            store = self._open(Duty.SAVE)
+        run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms, known=history.run)
         self._launch = claim_launch(
-            store,
+            [store],
             run=run.run,
             parent=parent,
             taken=history.launch_numbers,
@@ -305,7 +312,7 @@ class StrongroomWriter(StorageWriter):
         if bool(ticket.invitation) != (sealing is not None):
             raise ConfigError("some ranks seal and others do not; give every rank the same policy")
         return Attempt(
-            open_store(self._root),
+            self._open(Duty.SAVE),
             seal=None if sealing is None else sealing.seal_save(ticket.launch.run, ticket.name, one_off),
             signing=self._signing,
             launch=ticket.launch,

@@ -1,0 +1,121 @@
+"""One rank's side of replication: who copies, and how the others learn of it.
+
+The coordinator alone copies, with what `strongroom.replication` has. Another rank looks for a checkpoint's
+``COMMIT`` on each tier: it is written there last, once all else was read back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from strongroom.catalog import Checkpoint, History
+from strongroom.errors import FencedError, WaitTimeoutError
+from strongroom.layout import COMMIT, CheckpointName
+
+if TYPE_CHECKING:
+    from strongroom.config import Clock
+    from strongroom.events import Emitter
+    from strongroom.manifest import Commit
+    from strongroom.ranks import Ranks
+    from strongroom.replication import Replicator, TargetState
+    from strongroom.signing import Guard
+    from strongroom.tiers import Tiers
+
+__all__ = ["Replicating"]
+
+_LOOKS_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Pauses between looks for a commit on another tier; the last one is repeated."""
+
+
+class Replicating:
+    """Copies what is committed on the first tier to those behind it, on the coordinator.
+
+    Args:
+        tiers: at least two.
+        guard: what counts as a checkpoint in the retention of a tier.
+    """
+
+    def __init__(self, tiers: Tiers, ranks: Ranks, *, emitter: Emitter, clock: Clock, guard: Guard) -> None:
+        self._tiers = tiers
+        self._replicator: Replicator | None = None
+        if ranks.is_coordinator:
+            from strongroom.replication import Replicator, Target
+
+            self._replicator = Replicator(
+                tiers.first,
+                [
+                    Target(store=store, keep=tier.keep, max_bytes_per_second=tier.max_bytes_per_second)
+                    for store, tier in zip(tiers.stores[1:], tiers.settings, strict=True)
+                ],
+                emitter=emitter,
+                clock=clock,
+                guard=guard,
+            )
+
+    def begin(self, launch: int) -> None:
+        """Take up what an earlier job has left, now that this one writes the run.
+
+        Args:
+            launch: this writer's turn; a later one on a tier ends what is copied there.
+        """
+        if self._replicator is not None:
+            self._replicator.begin(launch)
+
+    def follow(self, commit: Commit) -> None:
+        """Copy what was committed just now."""
+        if self._replicator is not None:
+            self._replicator.wake(commit)
+
+    def check_fenced(self) -> None:
+        """Raise FencedError where a later writer was seen on a tier."""
+        fenced = self._replicator.fenced if self._replicator is not None else None
+        if fenced is not None:
+            raise FencedError(str(fenced)) from fenced
+
+    def held(self, history: History) -> Mapping[CheckpointName, str]:
+        """Checkpoints of the first tier that must stay, since no tier behind it has them yet, and why."""
+        if self._replicator is None:
+            return {}
+        return {
+            name: "it is on no other tier yet"
+            for name in history.commits
+            if not self._replicator.is_verified_elsewhere(name)
+        }
+
+    def wait(self, checkpoint: Checkpoint, timeout_s: float | None) -> None:
+        """Return once a checkpoint stands on every tier; see `SaveHandle.replicated`."""
+        name = CheckpointName(launch=checkpoint.launch, step=checkpoint.step, attempt=checkpoint.attempt)
+        if self._replicator is not None:
+            self._replicator.wait(name, timeout_s)
+            return
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        looks = 0
+        for store in self._tiers.stores[1:]:
+            while not _stands(store.list_names(name.folder)):
+                pause_s = _LOOKS_S[min(looks, len(_LOOKS_S) - 1)]
+                looks += 1
+                if ends_at is not None and time.monotonic() + pause_s > ends_at:
+                    raise WaitTimeoutError(
+                        f"step {checkpoint.step} is not on {store.uri} after {timeout_s:g} s; rank 0 goes on "
+                        "copying it in the background"
+                    )
+                time.sleep(pause_s)
+
+    def state(self) -> tuple[TargetState, ...]:
+        """How far each tier behind the first is; empty on other ranks than the coordinator."""
+        return self._replicator.state() if self._replicator is not None else ()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is still to be copied, for seconds at most.
+
+        Raises:
+            ReplicationError: some of it was not; the next start goes on with it.
+        """
+        if self._replicator is not None:
+            self._replicator.close(timeout_s)
+
+
+def _stands(names: list[str]) -> bool:
+    return COMMIT in names
