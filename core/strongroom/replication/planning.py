@@ -1,0 +1,143 @@
+"""What a target lacks, in which order it gets it, and what it never will. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from strongroom import retention
+from strongroom.catalog import History
+from strongroom.errors import ConfigError, FencedError
+from strongroom.layout import CheckpointName
+from strongroom.lineage import current_line
+from strongroom.manifest import Commit
+from strongroom.retention import KeepAll, RetentionPolicy
+
+__all__ = ["Plan", "check_target", "plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done for one target.
+
+    Attributes:
+        copies: what it lacks, in the order of copying: what a restore would take first comes first.
+        to_verify: what stands there and was not verified by this ledger: another process may have died
+            between its commit and its note, or somebody has copied it by hand.
+        standing: what stands there, verified.
+        passed_over: what it is not to have, with the reason.
+        conflicts: what cannot be copied, since something else stands there under the same name.
+    """
+
+    copies: tuple[Commit, ...]
+    to_verify: tuple[Commit, ...]
+    standing: tuple[Commit, ...]
+    passed_over: Mapping[CheckpointName, str]
+    conflicts: Mapping[CheckpointName, str]
+
+    @property
+    def waiting(self) -> tuple[Commit, ...]:
+        """What is not known to stand there yet, and should."""
+        return (*self.copies, *self.to_verify)
+
+
+def check_target(
+    source: History, target: History | None, *, source_uri: str, uri: str, launch: int | None
+) -> None:
+    """See whether the target may be written to at all.
+
+    Args:
+        target: None: it may not be looked at.
+        launch: of the writer for whom copies are made; None: nobody is writing.
+
+    Raises:
+        ConfigError: it holds another run.
+        FencedError: another writer has taken the run over there.
+    """
+    if target is None:
+        return
+    if source.run is not None and target.run is not None and source.run.run != target.run.run:
+        raise ConfigError(
+            f"{uri} holds run {target.run.run}, and {source_uri} is run {source.run.run}: each run needs a "
+            f"root of its own on every tier"
+        )
+    for number, record in source.launches.items():
+        there = target.launches.get(number)
+        if there is not None and there != record:
+            raise FencedError(
+                f"another writer has taken launch {number} at {uri}: its record there is not the one in "
+                f"{source_uri}. Nothing more is copied there; stop one of the two, or give each its own root"
+            )
+    latest = max(target.launch_numbers, default=0)
+    if launch is not None and latest > launch:
+        raise FencedError(
+            f"launch {latest} has taken the run over at {uri}; this process is launch {launch} and commits "
+            f"nothing more there. Stop one of the two, or give each its own root"
+        )
+
+
+def plan(
+    source: History,
+    target: History | None,
+    keep: RetentionPolicy | None,
+    *,
+    verified: Collection[Commit],
+    left_out: Collection[CheckpointName] = (),
+) -> Plan:
+    """Decide what a target gets.
+
+    Args:
+        source: the first tier.
+        target: None: it may not be looked at, and holds what was noted.
+        keep: the target's policy: what it would remove at once is not copied; None: everything is.
+        verified: checkpoints of the source that were verified on the target.
+        left_out: those that cannot be copied, such as damaged ones: the policy chooses among the others.
+    """
+    noted = {commit.name: commit for commit in verified}
+    there: Mapping[CheckpointName, Commit] = noted if target is None else target.commits
+    damaged: Mapping[CheckpointName, str] = {} if target is None else target.damaged
+    ours = {name: commit for name, commit in source.commits.items() if name not in left_out}
+    decisions = retention.plan(
+        _ranked(source, target, [*ours, *there]),
+        keep if keep is not None else KeepAll(),
+        verified=source.verified if target is None else source.verified | target.verified,
+    )
+    copies, to_verify, standing = [], [], []
+    passed_over: dict[CheckpointName, str] = {}
+    conflicts: dict[CheckpointName, str] = {}
+    for decision in decisions:
+        name = decision.name
+        commit = ours.get(name)
+        if commit is None:
+            continue
+        if name in damaged:
+            conflicts[name] = f"the copy there is damaged: {damaged[name]}"
+        elif name in there:
+            if there[name] != commit:
+                conflicts[name] = (
+                    f"another checkpoint of this name stands there, with the manifest {there[name].manifest}"
+                )
+            elif noted.get(name) == commit:
+                standing.append(commit)
+            else:
+                to_verify.append(commit)
+        elif decision.is_kept:
+            copies.append(commit)
+        else:
+            passed_over[name] = f"it would not stay there: {decision.reason}"
+    return Plan(
+        copies=tuple(copies),
+        to_verify=tuple(to_verify),
+        standing=tuple(standing),
+        passed_over=passed_over,
+        conflicts=conflicts,
+    )
+
+
+def _ranked(
+    source: History, target: History | None, names: Collection[CheckpointName]
+) -> tuple[CheckpointName, ...]:
+    """All that stands on either, in the order of the line that both make together."""
+    histories = [source] if target is None else [target, source]
+    parents = {number: record.parent for each in histories for number, record in each.launches.items()}
+    return current_line(set(names), parents).ranked

@@ -1,0 +1,218 @@
+"""Copies beside a training job: a thread for each target, for as long as there is something to copy.
+
+What fails is tried again for as long as the job lives; training never waits for any of it, and hears of it
+through events, the log and `Replicator.wait`. Nothing of the first tier is ever removed here but notes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from strongroom.catalog import History
+from strongroom.config import SYSTEM_CLOCK, Clock
+from strongroom.errors import ConfigError, ReplicationError, WaitTimeoutError
+from strongroom.events import Emitter
+from strongroom.layout import CheckpointName
+from strongroom.manifest import Commit
+from strongroom.replication.courier import Target
+from strongroom.replication.upkeep import TargetState, Upkeep
+from strongroom.signing import NO_GUARD, Guard
+from strongroom.stores.base import Store
+
+__all__ = ["Replicator"]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+_LINGER_S: Final = 60.0
+"""How long a failing target keeps an interpreter that would otherwise end."""
+_STOP_S: Final = 5.0
+"""How long `Replicator.close` waits for threads that were told to stop."""
+_SLICE_S: Final = 1.0
+"""How late the end of the main thread is seen at most."""
+
+
+class Replicator:
+    """Brings the checkpoints of a first tier to others.
+
+    Args:
+        source: the first tier.
+        targets: the others.
+        clock: the time.
+        emitter: hears of what was copied and what failed.
+        guard: whose launches count.
+        draw: a number from 0 to 1, for pauses.
+        is_main_alive: whether the program's main thread still runs.
+        linger_s: how long a failing target keeps a program whose main thread has ended.
+
+    Raises:
+        ConfigError: a target is the first tier itself, or stands twice.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        targets: Sequence[Target],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        emitter: Emitter | None = None,
+        guard: Guard = NO_GUARD,
+        draw: Callable[[], float] = random.random,
+        is_main_alive: Callable[[], bool] = lambda: threading.main_thread().is_alive(),
+        linger_s: float = _LINGER_S,
+    ) -> None:
+        uris = [target.store.uri for target in targets]
+        twice = next((uri for uri in uris if uris.count(uri) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{twice} is given twice as a tier to copy to; once is enough")
+        # Of threads, waiters and callers alike.
+        self._changed = threading.Condition()
+        self._lines = [
+            Upkeep(
+                source,
+                target,
+                clock=clock,
+                emitter=emitter if emitter is not None else Emitter(),
+                guard=guard,
+                draw=draw,
+                is_main_alive=is_main_alive,
+                linger_s=linger_s,
+                changed=self._changed,
+            )
+            for target in targets
+        ]
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Go on with what an earlier process has left."""
+        self.wake()
+
+    def wake(self, commit: Commit | None = None, *, launch: int | None = None) -> None:
+        """Say that there is something new; returns at once.
+
+        Args:
+            commit: what was committed on the first tier just now.
+            launch: the writer's turn, as soon as it has one; a commit tells it as well.
+        """
+        if commit is not None:
+            launch = commit.name.launch
+        with self._changed:
+            if not self._is_closed:
+                for line in self._lines:
+                    line.wake(commit, launch)
+
+    def wait(self, name: CheckpointName, timeout_s: float | None = None) -> None:
+        """Return once a checkpoint stands on every target, verified.
+
+        Args:
+            timeout_s: seconds to wait; None: for as long as it takes. A target that is out of reach is tried
+                again for ever.
+
+        Raises:
+            ReplicationError: some target will not have it: another writer has taken the run over there, it is
+                damaged on the first tier, or a newer one has made it superfluous.
+            WaitTimeoutError: it does not yet.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            for line in self._lines:
+                if not self._is_closed:
+                    line.expect(name)
+            while True:
+                refused = {line.uri: why for line in self._lines if (why := line.why_never(name)) is not None}
+                missing = [line for line in self._lines if not line.has(name) and line.uri not in refused]
+                if not missing or (self._is_closed and refused):
+                    break
+                left_s = None if end is None else end - time.monotonic()
+                if self._is_closed or (left_s is not None and left_s <= 0):
+                    raise WaitTimeoutError(_still_missing(name, missing, timeout_s, self._is_closed))
+                # In turns: a Ctrl-C that comes just as a wait begins is heard only when that wait ends.
+                self._changed.wait(_SLICE_S if left_s is None else min(_SLICE_S, left_s))
+        if refused:
+            told = "; ".join(f"{uri}: {why}" for uri, why in refused.items())
+            raise ReplicationError(f"{name} is not on every tier: {told}", tiers=tuple(refused))
+
+    def state(self) -> tuple[TargetState, ...]:
+        """How far each target is, in the order that they were given in."""
+        with self._changed:
+            return tuple(line.state() for line in self._lines)
+
+    def is_verified_elsewhere(self, name: CheckpointName) -> bool:
+        """Whether a checkpoint is known to stand on some target, verified."""
+        with self._changed:
+            return any(line.has(name) and line.stands(name) for line in self._lines)
+
+    def held(self, history: History) -> Mapping[CheckpointName, str]:
+        """Which checkpoints of the first tier must not be removed from it yet, and why.
+
+        One may go once it is verified on some target and every other one has it too, has passed it over, or
+        fails at the moment. One that no target is to have may go once a newer one is verified on one.
+        """
+        held = {}
+        with self._changed:
+            is_newer_safe = False
+            for name in history.line.ranked:
+                if name not in history.commits:
+                    continue
+                why = self._why_held(name, is_newer_safe=is_newer_safe)
+                if why is not None:
+                    held[name] = why
+                is_newer_safe = is_newer_safe or any(line.stands(name) for line in self._lines)
+        return held
+
+    def _why_held(self, name: CheckpointName, *, is_newer_safe: bool) -> str | None:
+        standing = [line for line in self._lines if line.stands(name)]
+        expecting = [line for line in self._lines if line not in standing and line.why_passed(name) is None]
+        if not standing:
+            if expecting:
+                return f"it is not verified on another tier yet: {expecting[0].uri} is to have it"
+            return (
+                None if is_newer_safe or not self._lines else "no newer one is verified on another tier yet"
+            )
+        coming = [line for line in expecting if line.is_going_well]
+        return f"it is on its way to {coming[0].uri}" if coming else None
+
+    def close(self, timeout_s: float = 0.0) -> Mapping[str, tuple[CheckpointName, ...]]:
+        """End the copying; what is left is finished when the run is opened again.
+
+        Args:
+            timeout_s: how long to wait until all is copied.
+
+        Returns:
+            What still waits, by target; only targets for which something does.
+        """
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            while any(line.is_busy for line in self._lines) and (left_s := end - time.monotonic()) > 0:
+                self._changed.wait(min(_SLICE_S, left_s))
+            was_closed, self._is_closed = self._is_closed, True
+            for line in self._lines:
+                line.stop()
+            self._changed.notify_all()
+            end = time.monotonic() + _STOP_S
+            while any(line.is_busy for line in self._lines) and (left_s := end - time.monotonic()) > 0:
+                self._changed.wait(min(_SLICE_S, left_s))
+            left = {state.uri: state.pending for line in self._lines if (state := line.state()).pending}
+        for uri, names in left.items():
+            if not was_closed:
+                _LOG.warning(
+                    "%d checkpoints are not on %s yet, the newest of step %d: whoever opens the run again "
+                    "copies them, or `strongroom replicate` does",
+                    len(names),
+                    uri,
+                    names[0].step,
+                )
+        return left
+
+
+def _still_missing(
+    name: CheckpointName, missing: Sequence[Upkeep], timeout_s: float | None, is_closed: bool
+) -> str:
+    told = "; ".join(f"{line.uri}{f' ({line.error})' if line.error is not None else ''}" for line in missing)
+    if is_closed:
+        return f"{name} is not on every tier, and this process copies nothing any more; it lacks: {told}"
+    return f"{name} is not on every tier after {timeout_s:g} s; it is still to come to: {told}"
