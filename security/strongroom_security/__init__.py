@@ -1,7 +1,7 @@
-"""Protection of checkpoints: the policy, sealing, signing, and what a restore refuses.
+"""Protection of checkpoints: the policy, sealing, signing, roles, and what a restore refuses.
 
-Roles and the audit log are not in this release. A policy that asks for them is refused: a run that was
-meant to be protected never goes on without.
+The audit log is not in this release. A policy that asks for it is refused: a run that was meant to be
+protected never goes on without.
 """
 
 from strongroom_security.policy import SecurityPolicy
@@ -13,11 +13,13 @@ from strongroom_security.requirements import (
     Threshold,
     UnsafeAllowUnsigned,
 )
+from strongroom_security.role import ActAs
 from strongroom_security.seal import Seal
 from strongroom_security.sign import Sign
 from strongroom_security.verify import Verify
 
 __all__ = [
+    "ActAs",
     "AllOf",
     "AnyOf",
     "RequireSigner",

@@ -24,6 +24,7 @@ from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing
 from strongroom_security.members import WrongMemberError
+from strongroom_security.role import ActAs
 from strongroom_security.seal import Seal
 from strongroom_security.sign import Sign
 from strongroom_security.tomllines import line_of
@@ -36,6 +37,7 @@ else:
 
 if TYPE_CHECKING:
     from strongroom_security.recipients.base import Identity, Recipient
+    from strongroom_security.roles.grants import GrantUse
 
 __all__ = ["SecurityPolicy"]
 
@@ -45,7 +47,6 @@ _MAX_BYTES: Final = 1 << 20
 
 _NOT_YET: Final = {
     "audit": "the audit log",
-    "role": "roles",
 }
 """Sections that the format of the file has and this release cannot carry out."""
 
@@ -63,12 +64,14 @@ _MEMBERS: Final = {
         "floor",
         "unsigned_launches",
     ),
+    "role": ("name", "run", "launch", "save", "restore", "grant", "approvers"),
 }
 """What each section may say; for code there is more."""
 
 _NEEDED: Final = {
     "seal": ("recipients", 'name who can open what is saved: recipients = ["file:kek.key"]'),
     "sign": ("key", 'name who signs what is saved: key = "file:signer.pem"'),
+    "role": ("name", 'name the role that this process has: name = "trainer-writer"'),
 }
 """What a section cannot do without."""
 
@@ -85,7 +88,7 @@ class SecurityPolicy:
         sealing: how files are sealed and opened. It comes from ``seal``; give one only in its place.
         signing: who signs. It comes from ``sign``.
         guard: what reading is held to. It comes from all of them.
-        role: what this process may do to a root, and by whose credentials; None: no opinion.
+        role: what this process may do to a root, and by whose credentials; None: no opinion. `ActAs` is one.
     """
 
     digest: DigestAlgorithm | None = None
@@ -119,11 +122,30 @@ class SecurityPolicy:
         trust = self.verify.trust() if self.verify is not None else None
         floor = self.verify.floor if self.verify is not None else None
         put(self, "guard", Guard(sealing=self.sealing, trust=trust, floor=floor))
+        if isinstance(self.role, ActAs):
+            self._ask_key_services_as(self.role)
         if self.seal is not None and trust is None:
             keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)
             public = {key.uri: None for key in keys if key.kind.startswith("hpke-")}
             if public:
                 _warn_of_forgers(tuple(public))
+
+    @property
+    def grant_use(self) -> GrantUse | None:
+        """That a grant of break-glass was used, for whoever records it; None: there is none, or not yet."""
+        return self.role.grant_use if isinstance(self.role, ActAs) else None
+
+    def _ask_key_services_as(self, role: ActAs) -> None:
+        """Have the keys of AWS asked for by the credentials that the role's duties go by."""
+        keys: list[object] = []
+        if self.seal is not None:
+            keys += [*self.seal.recipients, *self.seal.identities]
+        if self.sign is not None:
+            keys.append(self.sign.signer)
+        for key in keys:
+            act_as = getattr(key, "act_as", None)
+            if callable(act_as):
+                act_as(role)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SecurityPolicy:
@@ -226,6 +248,7 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             seal=Seal(**document["seal"], base=base) if "seal" in document else None,
             sign=Sign(**document["sign"], base=base) if "sign" in document else None,
             verify=Verify(**document["verify"], base=base) if "verify" in document else None,
+            role=ActAs(**document["role"], base=base) if "role" in document else None,
         )
     except WrongMemberError as error:
         raise wrong(str(error), error.section, error.member, element=error.element) from None

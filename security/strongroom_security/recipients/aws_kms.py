@@ -19,6 +19,7 @@ from strongroom_security.recipients.base import KEY_BYTES, Recipient, check_wrap
 from strongroom_security.secret import Secret
 
 if TYPE_CHECKING:
+    from strongroom_security.aws import Sessions
     from strongroom_security.fields import Context
 
 __all__ = ["AwsKms"]
@@ -55,6 +56,10 @@ class AwsKms:
             text: what stands behind ``aws-kms:``.
         """
         return cls(text)
+
+    def act_as(self, sessions: Sessions) -> None:
+        """See `KmsKey.act_as`."""
+        self._kms.act_as(sessions)
 
     def __repr__(self) -> str:
         return f"<{self.uri}>"

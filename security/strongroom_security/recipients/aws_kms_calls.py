@@ -1,7 +1,8 @@
 """Calls to AWS KMS about one key: who makes them, for how long they are tried, and what failures mean.
 
 What is asked of the key, and what to make of the answer, is its user's, who recipients and signers are.
-Where to ask, and as whom, is boto3's to find on this machine: environment, profile, role.
+Where to ask, and as whom, is boto3's to find on this machine: environment, profile, role; or a policy's
+``[role]`` says as whom (`KmsKey.act_as`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from strongroom.errors import ConfigError, IntegrityError, KeyServiceError, NoKeyError
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    IntegrityError,
+    KeyServiceError,
+    NoKeyError,
+    StoreUnavailableError,
+)
+from strongroom.roles import Duty
+from strongroom_security import aws
+from strongroom_security.aws import Failure, Sessions
 from strongroom_security.recipients.calling import (
     Deadline,
     PerProcess,
     TryAgainError,
     ask,
     check_endpoint,
-    library,
 )
 
 __all__ = ["KmsKey", "key_id"]
@@ -29,6 +40,9 @@ __all__ = ["KmsKey", "key_id"]
 _LOG: Final = logging.getLogger("strongroom")
 
 _T = TypeVar("_T")
+
+_DUTIES: Final = {"decrypt": Duty.RESTORE}
+"""What each operation is for; all others are for saving, or for whoever changes who can open."""
 
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 10.0
@@ -105,7 +119,8 @@ class KmsKey:
         self.name: Final = name
         self._endpoint_url: Final = endpoint_url
         self._arn: Final = arn
-        self._client: Final = PerProcess(self._connect)
+        self._sessions: Sessions | None = None
+        self._clients: Final = {duty: PerProcess(partial(self._connect, duty)) for duty in Duty}
 
     @property
     def shared_name(self) -> str:
@@ -135,7 +150,7 @@ class KmsKey:
     def _region(self) -> str | None:
         if self._arn is not None:
             return str(self._arn["region"])
-        found = library("boto3", extra="aws", whom=self.uri).session.Session().region_name
+        found = aws.new_session(whom=self.uri).region_name
         return found or os.environ.get("AWS_REGION")
 
     def bytes_in(self, answer: Mapping[str, Any], name: str) -> bytes:
@@ -180,7 +195,7 @@ class KmsKey:
             if failure.code in _EXPIRED and not renewed:
                 # The client reads a static credential once; whoever keeps it fresh has written a new one.
                 renewed.append(True)
-                self._client.forget()
+                self._client_for(operation).forget()
                 raise TryAgainError(failure.reason)
             if failure.code in mistakes:
                 raise ConfigError(f"{self.uri}: {mistakes[failure.code]} (KMS answered: {failure.reason})")
@@ -191,24 +206,21 @@ class KmsKey:
 
     def _once(
         self, operation: str, parameters: Callable[[], Mapping[str, Any]]
-    ) -> tuple[Mapping[str, Any], _Failure | None]:
-        exceptions = library("botocore.exceptions", extra="aws", whom=self.uri)
-        asked = parameters()
-        try:
-            call = getattr(self._client.get(), operation)
-            with _hushed():
-                return call(**asked), None
-        except exceptions.ClientError as error:
-            details = error.response.get("Error", {})
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return {}, _Failure(str(details.get("Code", "")), str(details.get("Message", "")), status)
-        except exceptions.BotoCoreError as error:
-            return {}, _Failure(_kind_of(error, exceptions), str(error), 0)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # What boto3 comes to when an answer has not the form that it takes for granted.
-            return {}, _Failure("no answer of a KMS", type(error).__name__, 0)
+    ) -> tuple[Mapping[str, Any], Failure | None]:
+        def call(**asked: Any) -> Any:
+            try:
+                client = self._client_for(operation).get()
+                with _hushed():
+                    return getattr(client, operation)(**asked)
+            except AccessDeniedError as error:  # of a role's credentials, which were to be had first
+                raise NoKeyError(f"{self.uri}: {error}") from None
+            except StoreUnavailableError as error:
+                raise TryAgainError(str(error)) from None
 
-    def _meaning(self, operation: str, failure: _Failure) -> Exception:
+        answer, failure = aws.once(call, parameters(), whom=self.uri)
+        return ({} if answer is None else answer), failure
+
+    def _meaning(self, operation: str, failure: Failure) -> Exception:
         told = f"{self.uri}: KMS answered {operation} with {failure.reason}"
         if failure.code in _PASSING or failure.status >= 500 or failure.status == 429:
             return TryAgainError(failure.reason)
@@ -232,61 +244,39 @@ class KmsKey:
             return ConfigError(f"{self.uri}: {failure.reason}")
         return KeyServiceError(told)
 
-    def _connect(self) -> Any:
-        boto3 = library("boto3", extra="aws", whom=self.uri)
-        config = library("botocore.config", extra="aws", whom=self.uri).Config(
-            connect_timeout=_CONNECT_S,
-            read_timeout=_READ_S,
-            # Repeating is `calling.ask`'s to do, which knows how long it may.
-            retries={"mode": "standard", "total_max_attempts": 1},
-            user_agent_extra="strongroom",
+    def act_as(self, sessions: Sessions) -> None:
+        """Ask with a session for each duty instead of with this process's own."""
+        self._sessions = sessions
+        sessions.when_dropped(self._clients[Duty.RESTORE].forget)
+        for each in self._clients.values():
+            each.forget()
+
+    def _client_for(self, operation: str) -> PerProcess[Any]:
+        return self._clients[_DUTIES.get(operation, Duty.SAVE)]
+
+    def _connect(self, duty: Duty) -> Any:
+        session = None if self._sessions is None else self._sessions.session(duty)
+        if session is None:
+            session = aws.new_session(whom=self.uri)
+        # Repeating is `calling.ask`'s to do, which knows how long it may.
+        client = aws.client(
+            session,
+            "kms",
+            whom=self.uri,
+            connect_s=_CONNECT_S,
+            read_s=_READ_S,
+            region=self._region(),
+            endpoint_url=self._endpoint_url,
         )
-        try:
-            session = boto3.session.Session()
-            client = session.client(
-                "kms", region_name=self._region(), endpoint_url=self._endpoint_url, config=config
-            )
-        except ValueError as error:  # an endpoint that is no URL
-            raise ConfigError(f"{self.uri}: {error}") from None
         check_endpoint(client.meta.endpoint_url, whom=self.uri)
-        _warn_of_long_lived(session.get_credentials())
+        if self._sessions is None:
+            _warn_of_long_lived(session.get_credentials())
         return client
 
 
 def key_id(answered: object) -> str:
     """The id in an answer's ``KeyId``, which is an ARN in most of them."""
     return str(answered).rpartition("/")[2]
-
-
-class _Failure:
-    """What boto3 raised, without its frames."""
-
-    def __init__(self, code: str, message: str, status: int) -> None:
-        self.code = code
-        self.message = message
-        self.status = status
-
-    @property
-    def reason(self) -> str:
-        return f"{self.code}: {self.message}" if self.message else self.code
-
-
-def _kind_of(error: Exception, exceptions: Any) -> str:
-    if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
-        return "NoCredentials"
-    credentials = (
-        exceptions.CredentialRetrievalError,
-        exceptions.TokenRetrievalError,
-        exceptions.UnauthorizedSSOTokenError,
-        exceptions.SSOError,
-    )
-    if isinstance(error, credentials):
-        return "NotAuthorized"
-    if isinstance(
-        error, (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
-    ):
-        return "Unreachable"
-    return "Configuration"
 
 
 _WARNED: Final[set[str]] = set()

@@ -17,6 +17,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.hashes import Hash
 
 from strongroom.errors import ConfigError, FormatError, NoKeyError
+from strongroom_security.aws import Sessions
 from strongroom_security.publickeys import PublicKey, hash_of
 from strongroom_security.recipients.aws_kms_calls import KmsKey, key_id
 from strongroom_security.recipients.calling import Deadline
@@ -140,6 +141,10 @@ class AwsKmsSigner:
         check_signing_curve(public_key, self.uri)
         check_leaf(self.certificates, public_key, uri=self.uri)
         return _Known(public_key=public_key, key_id=key_id(answer.get("KeyId")))
+
+    def act_as(self, sessions: Sessions) -> None:
+        """See `KmsKey.act_as`."""
+        self._kms.act_as(sessions)
 
     def __repr__(self) -> str:
         return f"<{self.uri}>"

@@ -1,0 +1,156 @@
+"""Sessions and clients of AWS: the one module of this package that knows boto3.
+
+A session is the process's own, a profile's, or one whose credentials a function fetches and fetches anew
+before they expire. What is asked of a service, and what its failures mean, is its user's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from strongroom.errors import ConfigError
+from strongroom.roles import Duty
+from strongroom_security.recipients.calling import library
+
+__all__ = ["Failure", "Fetch", "Sessions", "client", "new_session", "once"]
+
+Fetch = Callable[[], Mapping[str, str]]
+"""Temporary credentials: ``access_key``, ``secret_key``, ``token`` and ``expiry_time`` (ISO 8601)."""
+
+
+class Sessions(Protocol):
+    """Whose sessions are for which duty; a policy's role is one."""
+
+    def session(self, duty: Duty) -> Any:
+        """boto3's session for a duty; None: this process's own.
+
+        Raises:
+            AccessDeniedError: the credentials were let go of, or refused.
+            ConfigError, StoreUnavailableError: they cannot be had, or not now.
+        """
+
+    def when_dropped(self, then: Callable[[], None]) -> None:
+        """Have something called once the credentials for restoring are let go of."""
+
+
+_EXTRA: Final = "aws"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What boto3 raised, without its frames, in which a request stands.
+
+    Attributes:
+        code: the service's, or one of ``NoCredentials``, ``NotAuthorized``, ``Unreachable`` and
+            ``Configuration``, where it was not reached.
+        message: for people.
+        status: of HTTP; 0: there was no answer.
+    """
+
+    code: str
+    message: str
+    status: int
+
+    @property
+    def reason(self) -> str:
+        return f"{self.code}: {self.message}" if self.message else self.code
+
+
+def new_session(*, whom: str, profile: str | None = None, fetch: Fetch | None = None) -> Any:
+    """A session of boto3.
+
+    Args:
+        whom: who needs it, for errors.
+        profile: whose credentials; None: those that boto3 finds in this process.
+        fetch: where credentials come from instead; called when they are first needed, and again whenever they
+            are about to expire.
+
+    Raises:
+        ConfigError: boto3 is not installed, or there is no such profile.
+    """
+    boto3 = library("boto3", extra=_EXTRA, whom=whom)
+    if fetch is None:
+        try:
+            return boto3.session.Session(profile_name=profile)
+        except library("botocore.exceptions", extra=_EXTRA, whom=whom).ProfileNotFound as error:
+            raise ConfigError(f"{whom}: {error}; see the file that AWS_CONFIG_FILE names") from None
+    credentials = library("botocore.credentials", extra=_EXTRA, whom=whom)
+
+    class Fetched(credentials.CredentialProvider):  # type: ignore[misc, name-defined]
+        METHOD = "strongroom"
+
+        def load(self) -> Any:
+            return credentials.DeferredRefreshableCredentials(fetch, self.METHOD)
+
+    beneath = library("botocore.session", extra=_EXTRA, whom=whom).get_session()
+    beneath.register_component("credential_provider", credentials.CredentialResolver([Fetched()]))
+    return boto3.session.Session(botocore_session=beneath)
+
+
+def client(
+    session: Any,
+    service: str,
+    *,
+    whom: str,
+    connect_s: float,
+    read_s: float,
+    tries: int = 1,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+) -> Any:
+    """A client of a service.
+
+    Args:
+        connect_s, read_s: for which it waits for the service at a time.
+        tries: how often boto3 itself tries.
+
+    Raises:
+        ConfigError: the endpoint is no URL, or nothing says which region.
+    """
+    config = library("botocore.config", extra=_EXTRA, whom=whom).Config(
+        connect_timeout=connect_s,
+        read_timeout=read_s,
+        retries={"mode": "standard", "total_max_attempts": tries},
+        user_agent_extra="strongroom",
+    )
+    try:
+        return session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)
+    except (ValueError, library("botocore.exceptions", extra=_EXTRA, whom=whom).BotoCoreError) as error:
+        raise ConfigError(f"{whom}: {error}") from None
+
+
+def once(call: Callable[..., Any], parameters: Mapping[str, Any], *, whom: str) -> tuple[Any, Failure | None]:
+    """What one call answered, and what went wrong; nothing of boto3's is raised."""
+    exceptions = library("botocore.exceptions", extra=_EXTRA, whom=whom)
+    try:
+        return call(**parameters), None
+    except exceptions.ClientError as error:
+        details = error.response.get("Error", {})
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+        return None, Failure(code=code, message=message, status=status)
+    except exceptions.BotoCoreError as error:
+        return None, Failure(code=_kind_of(error, exceptions), message=str(error), status=0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # What boto3 comes to when an answer has not the form that it takes for granted.
+        return None, Failure(code="no answer of the service", message=type(error).__name__, status=0)
+
+
+def _kind_of(error: Exception, exceptions: Any) -> str:
+    if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
+        return "NoCredentials"
+    credentials = (
+        exceptions.CredentialRetrievalError,
+        exceptions.TokenRetrievalError,
+        exceptions.UnauthorizedSSOTokenError,
+        exceptions.SSOError,
+    )
+    if isinstance(error, credentials):
+        return "NotAuthorized"
+    if isinstance(
+        error, (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
+    ):
+        return "Unreachable"
+    return "Configuration"
