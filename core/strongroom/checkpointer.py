@@ -44,6 +44,7 @@ from strongroom.errors import (
     FormatError,
     RanksDisagreeError,
     SaveError,
+    StoreFullError,
     StrongroomError,
     WaitTimeoutError,
 )
@@ -76,6 +77,7 @@ from strongroom.ranks import Ranks, Verdict, check_same_call
 from strongroom.replicating import Replicating
 from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
+from strongroom.saturation import Gauge, why_full
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
 from strongroom.selection import Selection
 from strongroom.shards import binding
@@ -207,6 +209,8 @@ class Checkpointer:
             has no room is written while `save` waits. None: what the host has available.
         max_bytes_per_second: how fast this process writes at most, so that training keeps some of a
             shared disk or network. None: as fast as it can.
+        reserve_bytes: what is to stay free on the root's file system. A save that does not fit beside it
+            fails before anything is written; so does one that does not fit at all.
         overlap_device_copy: whether `save` returns while tensors on an accelerator are still being
             copied. The next step of the state's optimizers then waits for the copy, on the
             device; change such tensors in no other way before `SaveHandle.wait_staged`.
@@ -242,6 +246,7 @@ class Checkpointer:
         when_busy: str = "wait",
         memory_budget: int | None = None,
         max_bytes_per_second: float | None = None,
+        reserve_bytes: int = 0,
         overlap_device_copy: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
@@ -286,6 +291,8 @@ class Checkpointer:
         self._draw = draw
         self._workers = writing_workers()
         self._pace = Pace(max_bytes_per_second)
+        self._reserve_bytes = check_count("reserve_bytes", reserve_bytes)
+        self._gauge = Gauge(self._emitter)
 
         self._run_id = _check_run_id(run_id if run_id is not None or role is None else role.run_id)
         self._sources = [Source(tiers=self._tiers)]
@@ -418,6 +425,8 @@ class Checkpointer:
         invitation = said.pieces.get("invitation", b"")
         try:
             self._stager.learn(said, own)
+            if "full" in said.members:
+                return self._refuse(attempt, said.members["full"])
             staged = self._stager.take(
                 binding(turn.launch.run, name),
                 lambda layout, pieces: attempt.write(layout.path, pieces, length_bytes=layout.size_bytes),
@@ -457,6 +466,15 @@ class Checkpointer:
             "saved_at_ms": self._clock.now_ms(),
             "world_size": self._ranks.world_size,
         }
+
+    def _refuse(self, attempt: Attempt, reason: str) -> SaveHandle:
+        """Fail a save for which there is no room, on every rank alike: nothing is copied, nothing written."""
+        self._stager.forget()
+        if attempt.seal is not None:
+            attempt.seal.discard()
+        handle = self._last = SaveHandle(attempt.name.step)
+        self._fail(attempt, handle, StoreFullError(reason))
+        return handle
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         """Let the other ranks know that this one could not stage its part; they wait for it already."""
@@ -558,6 +576,10 @@ class Checkpointer:
             "generation": generation,
             "is_new": is_new,
         }
+        needed_bytes = self._stager.held_bytes if self._ranks.is_alone else self._owners.size_bytes
+        full = why_full(self._store, needed_bytes, reserve_bytes=self._reserve_bytes)
+        if full is not None:
+            members["full"] = full
         pieces = {"launch": turn.launch.encode()}
         if self._sealing is not None and not self._ranks.is_alone:
             self._one_off = self._sealing.one_off()
@@ -654,6 +676,7 @@ class Checkpointer:
         if self._ranks.is_coordinator:
             self._guard.remember(self._store.uri, commit)
             self._keeper.retain(commit, self._verified)
+            self._gauge.measure(attempt.run, self._tiers.stores)
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
         if self._ranks.is_coordinator:

@@ -56,7 +56,8 @@ def assign(held: Sequence[Sequence[HeldChunk]]) -> list[list[int]]:
     Args:
         held: what each rank holds, in rank order.
     """
-    return [places.tolist() for places in _assign([_parts(encode_held(own)) for own in held])]
+    owned, _ = _assign([_parts(encode_held(own)) for own in held])
+    return [places.tolist() for places in owned]
 
 
 def encode_held(held: Sequence[HeldChunk]) -> bytes:
@@ -165,8 +166,8 @@ class _Kinds:
         return self._unit_numbers[unit]
 
 
-def _assign(held: Sequence[_Holding]) -> list[Integers]:
-    """As `assign`, on columns."""
+def _assign(held: Sequence[_Holding]) -> tuple[list[Integers], int]:
+    """As `assign`, on columns; and the bytes of all that is stored."""
     kinds = _Kinds()
     of_ranks = [[kinds.segment(text) for text in own.texts] for own in held]
     counts = [sum(len(segment.kinds) for segment in own) for own in of_ranks]
@@ -202,10 +203,11 @@ def _assign(held: Sequence[_Holding]) -> list[Integers]:
         for places in shared[key]:
             is_owned[places[chosen]] = True
     bounds = np.cumsum([0, *counts])
-    return [
+    owned = [
         np.flatnonzero(is_owned[start:end])
         for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
+    return owned, int(load.sum())
 
 
 def _joined(columns: Sequence[Integers]) -> Integers:
@@ -242,9 +244,14 @@ def _alike(rows: Integers) -> tuple[Integers, Integers]:
 
 
 class Owners:
-    """The coordinator's memory of who holds and who stores what."""
+    """The coordinator's memory of who holds and who stores what.
+
+    Attributes:
+        size_bytes: of all that is stored, each chunk once; 0 in a job of one rank, which knows by itself.
+    """
 
     def __init__(self, world_size: int) -> None:
+        self.size_bytes = 0
         self._held = [_Holding()] * world_size
         self._owned: list[bytes] = []
         self._generation = 0
@@ -269,7 +276,8 @@ class Owners:
                 is_changed = True
         if is_changed or not self._generation:
             self._share_texts()
-            self._owned = [places.astype(np.uint32).tobytes() for places in _assign(self._held)]
+            owned, self.size_bytes = _assign(self._held)
+            self._owned = [places.astype(np.uint32).tobytes() for places in owned]
             self._generation += 1
         told = {
             rank: Message(pieces={"owned": self._owned[rank]})

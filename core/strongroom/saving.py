@@ -194,6 +194,11 @@ class Stager:
             pieces={} if self._ranks.is_alone else {"plan": encode_held(self._plan.chunks)},
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all chunks that this rank could store, of the state that it looked at last."""
+        return 0 if self._plan is None else sum(held.chunk.size_bytes for held in self._plan.chunks)
+
     def learn(self, verdict: Message, own: Message) -> None:
         """Take up what the coordinator said of who stores what."""
         if self._plan is None:

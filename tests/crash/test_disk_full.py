@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from crash_processes import Child
 from crash_states import assert_whole, leftovers
 
-from strongroom import Checkpointer
+from strongroom import Checkpointer, Tolerate
 from strongroom.errors import SaveError, StoreFullError
 from strongroom.stores.local import LocalStore
 
@@ -21,20 +23,28 @@ _PAGE_BYTES = 4096
 _PAGES = 128
 
 
-@pytest.fixture(params=["pages", "inodes"])
-def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A file system in memory of 128 pages, or of 64 inodes; what runs out first."""
-    kind = request.param
-    folder = tmp_path / "disk"
+@contextlib.contextmanager
+def _mounted(folder: Path, limit: str) -> Iterator[Path]:
+    """A file system in memory, mounted there; the test is skipped where that cannot be."""
     folder.mkdir()
-    limit = f"size={_PAGES * _PAGE_BYTES}" if kind == "pages" else "size=16m,nr_inodes=64"
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", limit, "strongroom-test", str(folder)], capture_output=True, text=True
     )
     if mount.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mount.stderr.strip()}")
-    yield folder, kind
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(params=["pages", "inodes"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A file system in memory of 128 pages, or of 64 inodes; what runs out first."""
+    kind = request.param
+    limit = f"size={_PAGES * _PAGE_BYTES}" if kind == "pages" else "size=16m,nr_inodes=64"
+    with _mounted(tmp_path / "disk", limit) as folder:
+        yield folder, kind
 
 
 def _fill(folder: Path, kind: str, room: int) -> Callable[[], None]:
@@ -98,7 +108,10 @@ def test_wherever_in_a_save_the_room_ends_it_says_so_and_leaves_nothing(
         else:
             break
         assert isinstance(told.__cause__, StoreFullError)
-        assert "No space left on device (ENOSPC)" in str(told)
+        # What the weights alone have no room for is not begun; inodes nobody counts beforehand.
+        is_begun = kind == "inodes" or room * _PAGE_BYTES >= 12_000
+        assert ("No space left on device (ENOSPC)" in str(told)) == is_begun
+        assert ("Nothing was written" in str(told)) != is_begun
         assert "step 1 is untouched" in str(told)
         assert _free(folder, kind) == free_before
         assert leftovers(LocalStore(root)) == set()
@@ -124,6 +137,28 @@ def test_a_first_save_on_a_full_disk_says_so_at_once(small_disk: tuple[Path, str
         give_back()
         checkpointer.save(1, _state(1)).result()
     _assert_restores(root, 1)
+
+
+def test_a_reserve_is_left_free_on_a_disk_that_is_filling_up(tmp_path: Path) -> None:
+    with _mounted(tmp_path / "disk", f"size={_PAGES * _PAGE_BYTES}") as folder:
+        root = folder / "run"
+        reserve_bytes = 40 * _PAGE_BYTES
+        with Checkpointer(root, reserve_bytes=reserve_bytes, on_failure=Tolerate(consecutive=1)) as ck:
+            step = 1
+            while _free(folder, "pages") * _PAGE_BYTES >= 12_000 + reserve_bytes:
+                ck.save(step, _state(step)).result()
+                step += 1
+            with pytest.raises(SaveError, match=r"163840 more are to stay free \(reserve_bytes\)"):
+                ck.save(step, _state(step)).result()
+            assert 3 < step < 12
+            # What a save has besides its weights was not counted before.
+            assert _free(folder, "pages") > 40 - 8
+            _assert_restores(root, step - 1)
+            # As `strongroom gc` would.
+            for checkpoint in ck.checkpoints()[1:]:
+                shutil.rmtree(root / checkpoint.folder)
+            ck.save(step, _state(step)).result()
+        _assert_restores(root, step)
 
 
 def test_a_file_size_limit_counts_as_no_room_too(start: Callable[..., Child], tmp_path: Path) -> None:

@@ -99,6 +99,10 @@ class OsCalls:
     def fstat(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
+    def statvfs(self, path: str) -> os.statvfs_result:
+        """Of the file system on which a path lies; a symbolic link is followed."""
+        return os.statvfs(path)
+
     def list_folder(self, fd: int) -> list[tuple[str, bool]]:
         """Each name in an open folder, and whether it is a folder itself (not a link to one)."""
         with os.scandir(fd) as entries:

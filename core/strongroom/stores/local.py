@@ -51,6 +51,7 @@ from strongroom.stores.files import (
     write_all,
 )
 from strongroom.stores.folders import LIST, Folders, refuse_root_that_is_no_folder, split
+from strongroom.stores.offers import Space
 
 __all__ = ["LocalReader", "LocalStore", "LocalWriter"]
 
@@ -235,6 +236,28 @@ class LocalStore:
                     self._folders.fsync(folder, folder_fd)
             except (FileNotFoundError, NotADirectoryError):
                 return
+
+    # Space
+
+    def space(self) -> Space:
+        """How full the file system is on which the root lies, or will lie.
+
+        What is reserved for others counts as used, and so do quotas where the file system says so.
+        """
+        path = self._root
+        with explaining(path, "measure"):
+            while True:
+                try:
+                    found = self._calls.statvfs(path)
+                    break
+                except FileNotFoundError:
+                    path = os.path.dirname(path)
+        if not found.f_blocks:
+            raise StoreError(f"the file system of {self._root} does not say how large it is")
+        used = found.f_blocks - found.f_bfree
+        return Space(
+            total_bytes=(used + found.f_bavail) * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize
+        )
 
     # Publishing
 
