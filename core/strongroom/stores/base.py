@@ -192,6 +192,10 @@ class Store(Protocol):
         key's folder; for a key directly under the root only the root itself, whose folders
         belong to attempts that must not wait for or fail one another.
 
+        After a lost answer a store looks whose object stands before it answers ``False``. Where this
+        identity may not look the answer is ``False`` too: a caller that alone ever writes the key then
+        knows that it is its own.
+
         Raises:
             StoreError: the object was not created by this call and never will be.
             OutcomeUnknownError: the object may or may not stand.

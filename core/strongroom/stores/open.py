@@ -29,6 +29,11 @@ def open_store(root: str | os.PathLike[str] | Store) -> Store:
         is_uri = "://" in root or root[:6].lower() == "file:/"
         return LocalStore(_path_of_uri(root) if is_uri else root)
     if isinstance(root, os.PathLike):
+        if os.fsdecode(root)[:4].lower() == "s3:/":
+            raise ConfigError(
+                f"the root {os.fsdecode(root)!r} is a bucket's URI that went through a path, which takes one "
+                "'/' away; pass it as a string"
+            )
         return LocalStore(root)
     if isinstance(root, Store):
         return root

@@ -1,8 +1,8 @@
 """What the server has to confirm of the bytes that it was sent.
 
-Each body goes out with its SHA-256, which the server compares before it keeps anything. A server that does not
-confirm that may not know it (Ceph before 2025, and others): from then on ``Content-MD5`` goes along, which all
-of them compare, and the ETag that comes back has to be just that.
+Each body goes out with its SHA-256, which the server compares before it keeps anything. A server that does
+not confirm that may not know it (Ceph before 2025, and others): from then on ``Content-MD5`` goes along,
+which all of them compare, and the ETag that comes back has to be just that.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Checksums:
         if not self._wants_md5:
             self._wants_md5 = True
             _LOG.warning(
-                "the server does not confirm SHA-256 checksums of uploads; Content-MD5 is sent along from now on",
-                extra={"store": self._uri},
+                "%s: the server does not confirm SHA-256 of uploads; Content-MD5 goes along from now on",
+                self._uri,
             )
         if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get("SSECustomerAlgorithm"):
             # Then the ETag is no digest of the bytes.

@@ -120,9 +120,8 @@ class Body:
 
     def close(self, *, is_whole: bool) -> None:
         """Let the connection be used again where the answer was read to its end, else drop it."""
-        raw = getattr(self._stream, "_raw_stream", None)
-        if is_whole and raw is not None and hasattr(raw, "release_conn"):
-            raw.release_conn()
+        if is_whole and self._direct is not None and self._direct.isclosed():
+            self._stream._raw_stream.release_conn()
         else:
             self._stream.close()
 

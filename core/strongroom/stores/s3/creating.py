@@ -1,9 +1,9 @@
 """Creating an object that must not be there yet, also when answers get lost.
 
-Every request that makes an object visible carries ``If-None-Match: *``. Where an earlier try's answer was lost
-and the next one hears that the object exists, it may be this call's own: each call draws a write id, which it
-stores with the object, and a look tells. Where this identity may not look, that stays open (`Standing.UNTOLD`),
-and the caller knows whether anybody else could have written that key.
+Every request that makes an object visible carries ``If-None-Match: *``. Where an earlier try's answer was
+lost and the next one hears that the object exists, it may be this call's own: each call draws a write id,
+which it stores with the object, and a look tells. Where this identity may not look, that stays open
+(`Standing.UNTOLD`), and the caller knows whether anybody else could have written that key.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def look_whose(
             return Standing.UNTOLD
         if error.failure.is_absent:
             raise StoreUnavailableError(
-                f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is written here"
+                f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is "
+                "written here"
             ) from error.failure
         raise told from error.failure
     if write_id is not None:
@@ -103,7 +104,7 @@ def remove_quietly(bucket: Bucket, key: str) -> None:
     try:
         bucket.must("delete_object", key)
     except StoreError as error:
-        _LOG.debug("an unfinished object stays until garbage collection", extra={"reason": str(error)})
+        _LOG.debug("an unfinished object stays until garbage collection: %s", error)
 
 
 def _write_id(found: Mapping[str, Any]) -> object:

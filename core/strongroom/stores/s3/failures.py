@@ -67,11 +67,11 @@ _EXPIRED: Final = frozenset(
 _DENIED: Final[dict[str, str]] = {
     "InvalidAccessKeyId": "the server does not know this access key: see which credentials boto3 finds here "
     "(AWS_ACCESS_KEY_ID, AWS_PROFILE), and that the endpoint is the one that they are for",
-    "InvalidClientTokenId": "the server does not know this access key: see which credentials boto3 finds here",
+    "InvalidClientTokenId": "the server does not know this access key: see which one boto3 finds here",
     "InvalidToken": "the session token is not one: see AWS_SESSION_TOKEN",
     "RequestTimeTooSkewed": "this machine's clock is off: set it right (NTP) and try again",
-    "SignatureDoesNotMatch": "the secret key does not go with the access key, or a proxy changes requests: see "
-    "AWS_SECRET_ACCESS_KEY",
+    "SignatureDoesNotMatch": "the secret key does not go with the access key, or a proxy changes requests: "
+    "see AWS_SECRET_ACCESS_KEY",
     "AccountProblem": "the account is suspended: ask whoever pays for it",
     "AllAccessDisabled": "all access to this bucket is disabled: ask its owner",
     "KMS.DisabledException": "the bucket's KMS key is disabled: ask whoever keeps it",
@@ -198,13 +198,15 @@ def explain(
     answered = f"{told}: {failure.message}" if told else failure.message
     if failure.code == "NoSuchBucket":
         return StoreError(
-            f"{what}: there is no bucket {where.bucket} at {endpoint}; create it, or mend the root or the endpoint"
+            f"{what}: there is no bucket {where.bucket} at {endpoint}; create it, or mend the root or the "
+            "endpoint"
         )
     if failure.is_absent:
         return ObjectNotFoundError(f"{what} does not exist")
     if failure.code in _FULL or failure.status == 507:
         return StoreFullError(
-            f"{what}: the server has no room left for it ({answered}); free some, or raise the quota, and save again"
+            f"{what}: the server has no room left for it ({answered}); free some, or raise the quota, and "
+            "save again"
         )
     if failure.is_denied:
         return AccessDeniedError(
@@ -214,23 +216,23 @@ def explain(
         return StoreError(f"{what} exists; an object is never overwritten: write it under another name")
     if failure.code in _ELSEWHERE or failure.status in (301, 307):
         return StoreError(
-            f"{what}: the bucket is in another region, or behind another endpoint, than was asked ({answered}); "
-            "set S3Options.region_name, AWS_REGION, or region= in ~/.aws/config"
+            f"{what}: the bucket is in another region, or behind another endpoint, than was asked "
+            f"({answered}); set S3Options.region_name, AWS_REGION, or region= in ~/.aws/config"
         )
     if failure.code == TLS:
         return StoreUnavailableError(
-            f"{what}: {endpoint} could not be spoken to over TLS ({failure.message}); if its certificate is from an "
-            "authority of your own, name that with S3Options.ca_bundle or AWS_CA_BUNDLE"
+            f"{what}: {endpoint} could not be spoken to over TLS ({failure.message}); if its certificate is "
+            "from an authority of your own, name that with S3Options.ca_bundle or AWS_CA_BUNDLE"
         )
     if failure.code == UNREACHABLE:
         return StoreUnavailableError(
-            f"{what}: {endpoint} could not be reached ({_tries(given_up)}: {failure.message}); see the endpoint "
-            "(S3Options.endpoint_url, AWS_ENDPOINT_URL_S3), the network and the proxy"
+            f"{what}: {endpoint} could not be reached ({_tries(given_up)}: {failure.message}); see the "
+            "endpoint (S3Options.endpoint_url, AWS_ENDPOINT_URL_S3), the network and the proxy"
         )
     if failure.code == UNREADABLE:
         return StoreUnavailableError(
-            f"{what}: what answers at {endpoint} does not speak S3 ({_tries(given_up)}: {failure.message}); see "
-            "the endpoint and the proxy"
+            f"{what}: what answers at {endpoint} does not speak S3 ({_tries(given_up)}: {failure.message}); "
+            "see the endpoint and the proxy"
         )
     if failure.code in _DIGESTS:
         return StoreUnavailableError(
@@ -239,8 +241,8 @@ def explain(
         )
     if failure.status == 501 or failure.code == "NotImplemented":
         return StoreError(
-            f"{what}: the server does not do what {action} asked ({answered}); Strongroom needs conditional writes "
-            "(If-None-Match) on PutObject and CompleteMultipartUpload"
+            f"{what}: the server does not do what {action} asked ({answered}); Strongroom needs conditional "
+            "writes (If-None-Match) on PutObject and CompleteMultipartUpload"
         )
     if failure.is_passing:
         return StoreUnavailableError(
@@ -252,8 +254,8 @@ def explain(
 def _advice_on_denial(failure: TryFailedError, action: str) -> str:
     if failure.code == NO_CREDENTIALS:
         return (
-            "boto3 finds no credentials here: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "give this machine a role"
+            "boto3 finds no credentials here: set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or give this machine a role"
         )
     if failure.is_expired:
         return "the credentials have expired: renew them (aws sso login, or whatever hands out tokens here)"

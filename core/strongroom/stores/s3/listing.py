@@ -1,7 +1,7 @@
 """What a bucket holds, a page of 1,000 names a request, and removing it.
 
-Foreign objects do no harm: what is no key of Strongroom's is left out of outlines, and the empty "folders" that
-consoles make (a key that ends in ``/``) out of everything.
+Foreign objects do no harm: what is no key of Strongroom's is left out of outlines, and the empty "folders"
+that consoles make (a key that ends in ``/``) out of everything.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def _endless(bucket: Bucket) -> StoreError:
 def _not_deleted(bucket: Bucket, errors: Sequence[Mapping[str, Any]]) -> StoreError:
     first = errors[0]
     code, key = str(first.get("Code", "")), str(first.get("Key", ""))
-    failure = TryFailedError(str(first.get("Message", "")), status=403 if "Denied" in code else 400, code=code)
+    failure = TryFailedError(
+        str(first.get("Message", "")), status=403 if "Denied" in code else 400, code=code
+    )
     name = key.removeprefix(bucket.where.prefix)
     told = bucket.error(GaveUpError(failure, tries=1, was_lost=False), "delete_objects", name)
     if len(errors) == 1:

@@ -52,8 +52,8 @@ class Location:
         parts = path.strip("/").split("/") if path.strip("/") else []
         if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
             raise ConfigError(
-                f"the root {uri!r:.200} has a part that is empty, '.', '..' or not printable; tools that copy "
-                "buckets to folders would lose it"
+                f"the root {uri!r:.200} has a part that is empty, '.', '..' or not printable; tools that "
+                "copy buckets to folders would lose it"
             )
         prefix = "".join(part + "/" for part in parts)
         if len(prefix.encode()) > _MAX_PREFIX_BYTES:

@@ -1,8 +1,8 @@
 """One multipart upload: begun, its parts sent in any order, and completed or aborted.
 
-Who sends which part when, and by which thread, is for `writing` and `uploads`. An upload that was aborted while
-a part was on its way may keep that part (S3 API reference, AbortMultipartUpload), so it is looked at and aborted
-again, where this identity may look.
+Who sends which part when, and by which thread, is for `writing` and `uploads`. An upload that was aborted
+while a part was on its way may keep that part (S3 API reference, AbortMultipartUpload), so it is looked at
+and aborted again, where this identity may look.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Multipart:
         self._length_bytes = length_bytes
         self._write_id = write_id
         self._was_lost = was_lost
+        self._may_stand = False
         self._parts: dict[int, SentPart] = {}
         self._lock = threading.Lock()
 
@@ -173,14 +174,17 @@ class Multipart:
                     break
         except StoreError as error:
             # The bucket's lifecycle clears them.
-            _LOG.debug("parts of an upload stay for the bucket's lifecycle", extra={"reason": str(error)})
+            _LOG.debug("parts of an upload stay for the bucket's lifecycle: %s", error)
         if self._was_lost:
             self._abort_strays()
+        if self._may_stand:
+            self._remove_ours()
 
     def _settle(self, error: GaveUpError) -> None:
         """What a failed completion comes to: nothing, where an earlier try of it was done."""
         failure = error.failure
         if not (failure.exists or failure.is_gone_upload):
+            self._may_stand = error.may_have_landed
             raise self._bucket.error(error, "complete_multipart_upload", self.key) from failure
         if not error.was_lost:
             raise self._vanished() if failure.is_gone_upload else exists_error(self._bucket, self.key)
@@ -210,8 +214,8 @@ class Multipart:
 
     def _vanished(self) -> StoreError:
         return StoreError(
-            f"{self._bucket.where.name(self.key)}: its upload is gone, so something aborted it: a lifecycle rule "
-            "with a shorter time than a save takes, or garbage collection; save again"
+            f"{self._bucket.where.name(self.key)}: its upload is gone, so something aborted it: a lifecycle "
+            "rule with a shorter time than a save takes, or garbage collection; save again"
         )
 
     def _abort_one(self, upload_id: str) -> None:
@@ -229,6 +233,16 @@ class Multipart:
             return False
         return bool(found.fields.get("Parts"))
 
+    def _remove_ours(self) -> None:
+        """Remove the object, where the answer to its completion was lost and it was made all the same."""
+        try:
+            standing = self._look()
+        except StoreError as error:
+            _LOG.debug("an object may stay until garbage collection: %s", error)
+            return
+        if standing is Standing.OURS:
+            remove_quietly(self._bucket, self.key)
+
     def _abort_strays(self) -> None:
         """Abort what an answer that got lost has begun besides, where this identity may look."""
         try:
@@ -238,4 +252,4 @@ class Multipart:
         except AccessDeniedError:
             return
         except StoreError as error:
-            _LOG.debug("an upload stays for the bucket's lifecycle", extra={"reason": str(error)})
+            _LOG.debug("an upload stays for the bucket's lifecycle: %s", error)

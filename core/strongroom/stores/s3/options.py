@@ -91,8 +91,8 @@ def _check_endpoint(url: str) -> None:
         host = None
     if not host or parts.scheme not in ("http", "https"):
         raise ConfigError(
-            f"S3Options.endpoint_url is https://HOST[:PORT], got {url!r:.200}; without one it is AWS, or what "
-            "AWS_ENDPOINT_URL_S3 says"
+            f"S3Options.endpoint_url is https://HOST[:PORT], got {url!r:.200}; without one it is AWS, or "
+            "what AWS_ENDPOINT_URL_S3 says"
         )
     if parts.username is not None:
         raise ConfigError(

@@ -70,8 +70,8 @@ def open_reader(bucket: Bucket, key: str) -> S3Reader:
 class S3Reader:
     """One version of an object; `read_into` may be called from several threads at once.
 
-    Every range is asked for under the condition that the object is still the one that was opened: bytes of two
-    objects never mix.
+    Every range is asked for under the condition that the object is still the one that was opened: bytes of
+    two objects never mix.
     """
 
     def __init__(self, bucket: Bucket, key: str, *, size_bytes: int, etag: str | None) -> None:
@@ -125,8 +125,8 @@ class S3Reader:
         except GaveUpError as error:
             if error.failure.exists:
                 raise StoreUnavailableError(
-                    f"{self._bucket.where.name(self._key)} was replaced while it was read; nothing that Strongroom "
-                    "writes is: see who does, and read it again"
+                    f"{self._bucket.where.name(self._key)} was replaced while it was read; nothing that "
+                    "Strongroom writes is: see who does, and read it again"
                 ) from error.failure
             raise self._bucket.absence(error, "get_object", self._key) from error.failure
 
@@ -190,6 +190,8 @@ def _fill(body: Any, target: memoryview, *, is_short_fine: bool = False) -> int:
         if count == 0:
             if is_short_fine:
                 return filled
-            raise TryFailedError(f"the answer ended after {filled} of {len(target)} bytes", code="BodyCutShort")
+            raise TryFailedError(
+                f"the answer ended after {filled} of {len(target)} bytes", code="BodyCutShort"
+            )
         filled += count
     return filled

@@ -1,8 +1,8 @@
-"""The store in a bucket: the promises of `strongroom.stores.base`, in requests that a write-only role may send.
+"""The store in a bucket: `strongroom.stores.base`'s promises, in requests that a write-only role may send.
 
-It owns which request does what, and nothing of how: `creating` holds the commit's rule, `multipart` and `writing`
-how large objects get there, `reading` and `listing` how they are found again. On the way of a save there is no
-HEAD, GET, LIST or DELETE, but for a look after an answer that was lost.
+It owns which request does what, and nothing of how: `creating` holds the commit's rule, `multipart` and
+`writing` how large objects get there, `reading` and `listing` how they are found again. On the way of a save
+there is no HEAD, GET, LIST or DELETE, but for a look after an answer that was lost.
 
 In a bucket one name may be an object and a folder at once, and nothing here objects to that.
 """
@@ -41,7 +41,8 @@ class S3Store:
         uri: ``s3://BUCKET/PREFIX``, taken by the letter.
         options: how the bucket is reached, and how hard.
         session: the boto3 session to go by, such as one with a role's credentials; None: the usual one.
-        sleep, monotonic, draw: pauses between tries, the clock for them, and a random number between two others.
+        sleep, monotonic, draw: pauses between tries, the clock for them, and a random number between two
+            others.
         draw_id: a write id, new at each call.
 
     Raises:
@@ -112,7 +113,8 @@ class S3Store:
             told = self._bucket.error(error, "put_object", key)
             if error.may_have_landed:
                 raise OutcomeUnknownError(
-                    f"{told}; it was sent, and the answer lost: it may stand or not; open the root again to see"
+                    f"{told}; it was sent, and the answer lost: it may stand or not; open the root again to "
+                    "see"
                 ) from error.failure
             raise told from error.failure
         # Untold counts as somebody else's: whoever alone writes this key knows better.
@@ -144,7 +146,7 @@ class S3Store:
         return listing.names(self._bucket, check_prefix(prefix))
 
     def outline(self, fold: str) -> Mapping[str, ObjectInfo | None]:
-        """Every object under the root, folders named ``fold`` as one; see `strongroom.stores.offers.Outlining`."""
+        """Every object, folders named ``fold`` as one each; see `strongroom.stores.offers.Outlining`."""
         check_key(fold)
         return listing.outline(self._bucket, fold)
 

@@ -90,8 +90,8 @@ class S3Upload:
         expected = min(self._part_bytes, self._length_bytes - number * self._part_bytes)
         if number < 0 or len(view) != expected or expected <= 0:
             raise StoreError(
-                f"{self._name}: part {number} of {self._length_bytes} bytes in parts of {self._part_bytes} has "
-                f"{max(0, expected)} bytes, and {len(view)} were handed over"
+                f"{self._name}: part {number} of {self._length_bytes} bytes in parts of {self._part_bytes} "
+                f"has {max(0, expected)} bytes, and {len(view)} were handed over"
             )
         room = self._bucket.room
         room.take(len(view), is_given_up=lambda: False)
@@ -108,8 +108,8 @@ class S3Upload:
         missing = sorted(set(range(count)) - set(self._multipart.parts))
         if missing:
             raise StoreError(
-                f"{self._name}: part {missing[0]}, and {len(missing) - 1} more, of {count} were not sent; send all "
-                "of them before finish"
+                f"{self._name}: part {missing[0]}, and {len(missing) - 1} more, of {count} were not sent; "
+                "send all of them before finish"
             )
         self._multipart.complete()
         self._has_ended = self._is_finished = True
@@ -141,7 +141,8 @@ def _list_parts(bucket: Bucket, key: str, token: str) -> dict[int, SentPart]:
             return found
         if following is None or marker.get("PartNumberMarker") == int(following):
             raise StoreError(
-                f"{bucket.where.name(key)}: the server says that there are more parts, and not where they begin"
+                f"{bucket.where.name(key)}: the server says that there are more parts, and not where they "
+                "begin"
             )
         marker = {"PartNumberMarker": int(following)}
 

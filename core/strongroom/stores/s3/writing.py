@@ -69,8 +69,8 @@ class S3Writer:
         if total > self._length_bytes:
             self._given_up.set()
             raise StoreError(
-                f"{self._name}: {self._length_bytes} bytes were announced, and {total} were handed over; announce "
-                "what is written"
+                f"{self._name}: {self._length_bytes} bytes were announced, and {total} were handed over; "
+                "announce what is written"
             )
         try:
             while view:
@@ -85,8 +85,8 @@ class S3Writer:
         try:
             if written != self._length_bytes:
                 raise StoreError(
-                    f"{self._name}: {self._length_bytes} bytes were announced, and only {written} were handed "
-                    "over; write all of them before finish"
+                    f"{self._name}: {self._length_bytes} bytes were announced, and only {written} were "
+                    "handed over; write all of them before finish"
                 )
             if self._length_bytes <= self._part_bytes:
                 self._create(self._buffer or b"")
@@ -108,7 +108,7 @@ class S3Writer:
         self._has_ended = True
         try:
             if os.getpid() == self._pid:
-                # What is on its way could land after the upload was aborted, and nobody would pay for nothing.
+                # What is on its way could land after the upload was aborted, and be paid for by the month.
                 self._wait()
                 self._remove()
         finally:
@@ -176,7 +176,7 @@ class S3Writer:
             try:
                 standing = look_whose(self._bucket, self._key, write_id=self._may_stand)
             except StoreError as error:
-                _LOG.debug("an object may stay until garbage collection", extra={"reason": str(error)})
+                _LOG.debug("an object may stay until garbage collection: %s", error)
                 return
             if standing is Standing.OURS:
                 remove_quietly(self._bucket, self._key)
@@ -184,7 +184,8 @@ class S3Writer:
     def _wait(self) -> None:
         """Until no part is under way; an interrupt comes through."""
         while self._under_way:
-            self._under_way = set(wait(self._under_way, timeout=_WAKE_S).not_done)
+            wait(self._under_way, timeout=_WAKE_S)
+            self._under_way = {each for each in self._under_way if not each.done()}
 
     def _raise_failure(self) -> None:
         if self._failure:
