@@ -17,12 +17,24 @@ from strongroom.errors import AccessDeniedError, StoreError, StoreUnavailableErr
 from strongroom.stores.s3.bucket import Bucket
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
-__all__ = ["WRITE_ID", "Standing", "create", "exists_error", "look_whose", "remove_quietly"]
+__all__ = [
+    "WRITE_ID",
+    "LookFailedError",
+    "Standing",
+    "create",
+    "exists_error",
+    "look_whose",
+    "remove_quietly",
+]
 
 _LOG: Final = logging.getLogger("strongroom")
 
 WRITE_ID: Final = "strongroom-write"
 """The object's metadata in which a call's write id stands (``x-amz-meta-strongroom-write``)."""
+
+
+class LookFailedError(StoreUnavailableError):
+    """Something stands there, and whose it is could not be found out."""
 
 
 class Standing(enum.Enum):
@@ -39,7 +51,8 @@ def create(bucket: Bucket, key: str, body: bytes | bytearray, *, write_id: str) 
 
     Raises:
         GaveUpError: the request failed for good.
-        StoreError: the server has other bytes than it was sent, or it could not be asked whose object stands.
+        LookFailedError: it could not be asked whose object stands.
+        StoreError: the server has other bytes than it was sent.
     """
     total = bucket.checksums.of(body)
     try:
@@ -74,7 +87,7 @@ def look_whose(
             length at a key that is one attempt's own counts as ours.
 
     Raises:
-        StoreError: it could not be asked, or is gone again.
+        LookFailedError: it could not be asked, or the object is gone again.
     """
     try:
         found = bucket.ask("head_object", key).fields
@@ -83,11 +96,11 @@ def look_whose(
         if isinstance(told, AccessDeniedError):
             return Standing.UNTOLD
         if error.failure.is_absent:
-            raise StoreUnavailableError(
+            raise LookFailedError(
                 f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is "
                 "written here"
             ) from error.failure
-        raise told from error.failure
+        raise LookFailedError(str(told)) from error.failure
     if write_id is not None:
         return Standing.OURS if _write_id(found) == write_id else Standing.OTHERS
     return Standing.OURS if found.get("ContentLength") == length_bytes else Standing.OTHERS

@@ -21,7 +21,7 @@ from strongroom.stores.offers import Tuning, Unfinished
 from strongroom.stores.s3 import listing, reading, uploads
 from strongroom.stores.s3.bucket import Bucket
 from strongroom.stores.s3.calling import Patience
-from strongroom.stores.s3.creating import Standing, create
+from strongroom.stores.s3.creating import LookFailedError, Standing, create
 from strongroom.stores.s3.failures import GaveUpError
 from strongroom.stores.s3.location import Location
 from strongroom.stores.s3.options import S3Options
@@ -109,6 +109,11 @@ class S3Store:
         check_key(key)
         try:
             standing = create(self._bucket, key, bytes(bytes_of(data)), write_id=self._bucket.draw_id())
+        except LookFailedError as error:
+            raise OutcomeUnknownError(
+                f"{error}; something stands there, and it may or may not be this call's: open the root "
+                "again to see"
+            ) from error
         except GaveUpError as error:
             told = self._bucket.error(error, "put_object", key)
             if error.may_have_landed:

@@ -1,0 +1,248 @@
+"""A commit in a bucket: created once, whoever loses which answer, by an identity that may only write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from s3_servers import S3Server
+from s3_wire import Wire
+
+from strongroom import Checkpointer
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    OutcomeUnknownError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from strongroom.stores import S3Store
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def wire(moto_s3: S3Server) -> Wire:
+    return Wire(moto_s3)
+
+
+@pytest.fixture
+def bucket(moto_s3: S3Server) -> str:
+    return moto_s3.make_bucket()
+
+
+def _raw(wire: Wire, bucket: str, key: str) -> bytes:
+    return bytes(wire.server.behind.get_object(Bucket=bucket, Key=f"run/{key}")["Body"].read())
+
+
+def _write(store: S3Store, key: str, data: bytes) -> None:
+    with store.open_writer(key, length_bytes=len(data)) as writer:
+        writer.write(data)
+        writer.finish()
+
+
+def test_whoever_may_only_write_can_save(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    store.put("small", b"x")
+    _write(store, "data", bytes(5 * MIB))
+    _write(store, "large", bytes(11 * MIB))
+    store.make_durable("")
+    assert store.put_if_absent("COMMIT", b"{}")
+    assert wire.operations == {
+        "PutObject": 3,
+        "CreateMultipartUpload": 1,
+        "UploadPart": 3,
+        "CompleteMultipartUpload": 1,
+    }
+    for operation, headers in wire.requests:
+        if operation in ("PutObject", "CompleteMultipartUpload"):
+            assert headers["If-None-Match"] == "*"
+
+
+def test_a_creation_whose_answer_was_lost_is_known_as_ours(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    wire.lose_answers("PutObject", 2)
+    assert store.put_if_absent("COMMIT", b"ours") is True
+    assert wire.operations == {"PutObject": 3, "HeadObject": 1}
+    ids = {headers["x-amz-meta-strongroom-write"] for op, headers in wire.requests if op == "PutObject"}
+    assert len(ids) == 1
+
+
+def test_somebody_elses_is_not_taken_for_ours_after_a_lost_answer(wire: Wire, bucket: str) -> None:
+    wire.lose_requests("PutObject")
+    Wire(wire.server).store(bucket).put("COMMIT", b"theirs")
+    assert wire.store(bucket).put_if_absent("COMMIT", b"ours") is False
+    assert _raw(wire, bucket, "COMMIT") == b"theirs"
+
+
+def test_equal_bytes_of_somebody_else_are_not_ours_either(wire: Wire, bucket: str) -> None:
+    wire.lose_requests("PutObject")
+    Wire(wire.server).store(bucket).put("launches/000001.json", b"same")
+    assert wire.store(bucket).put_if_absent("launches/000001.json", b"same") is False
+
+
+def test_where_nobody_may_look_a_lost_answer_stays_open(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    wire.lose_answers("PutObject")
+    wire.answer("HeadObject", 403, "AccessDenied")
+    assert store.put_if_absent("COMMIT", b"ours") is False
+    # A file of an attempt is written by nobody else.
+    wire.lose_answers("PutObject")
+    wire.answer("HeadObject", 403, "AccessDenied")
+    store.put("data/object", b"ours")
+    assert _raw(wire, bucket, "data/object") == b"ours"
+
+
+def test_a_look_that_fails_leaves_the_outcome_unknown_and_says_so(wire: Wire, bucket: str) -> None:
+    wire.lose_answers("PutObject")
+    wire.answer("HeadObject", 503, "SlowDown", count=10)
+    with pytest.raises(StoreUnavailableError, match="s3:GetObject failed"):
+        wire.store(bucket).put("data/object", b"x")
+    wire.lose_answers("PutObject")
+    wire.answer("HeadObject", 503, "SlowDown", count=10)
+    with pytest.raises(OutcomeUnknownError, match="may or may not be this call's"):
+        wire.store(bucket).put_if_absent("COMMIT", b"x")
+
+
+def test_a_creation_that_never_hears_back_is_unknown(wire: Wire, bucket: str) -> None:
+    wire.lose_answers("PutObject")
+    wire.lose_requests("PutObject", 9)
+    with pytest.raises(OutcomeUnknownError, match="may stand or not"):
+        wire.store(bucket).put_if_absent("COMMIT", b"ours")
+    assert _raw(wire, bucket, "COMMIT") == b"ours"
+    assert wire.operations == {"PutObject": 10}
+
+
+def test_a_refusal_is_no_unknown_outcome(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    wire.answer("PutObject", 403, "AccessDenied")
+    with pytest.raises(AccessDeniedError, match="s3:PutObject was refused"):
+        store.put_if_absent("COMMIT", b"x")
+    wire.answer("PutObject", 403, "QuotaExceeded")
+    with pytest.raises(StoreFullError, match="raise the quota"):
+        store.put_if_absent("COMMIT", b"x")
+    wire.answer("PutObject", 507, "InsufficientStorage")
+    with pytest.raises(StoreFullError):
+        store.put("object", b"x")
+    assert wire.server.keys(bucket) == []
+
+
+def test_a_second_creation_is_refused_without_a_look(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    assert store.put_if_absent("run.json", b"{}") is True
+    wire.forget()
+    assert store.put_if_absent("run.json", b"{}") is False
+    assert wire.operations == {"PutObject": 1}
+
+
+def test_a_server_that_ignores_conditions_is_found_before_a_save(wire: Wire, bucket: str) -> None:
+    def ignore(request: object) -> None:
+        del request.headers["If-None-Match"]  # type: ignore[attr-defined]
+
+    wire.change("PutObject", ignore)
+    with (
+        pytest.raises(ConfigError, match="ignores conditional writes"),
+        Checkpointer(wire.store(bucket)) as checkpointer,
+    ):
+        checkpointer.save(1, {"weights": torch.zeros(2)}).result()
+    assert not any("COMMIT" in key for key in wire.server.keys(bucket))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    (
+        (503, "SlowDown"),
+        (500, "InternalError"),
+        (502, "BadGateway"),
+        (429, "TooManyRequests"),
+        (409, "ConditionalRequestConflict"),
+        (400, "RequestTimeout"),
+    ),
+)
+def test_what_passes_is_tried_again_with_jitter_and_the_same_bytes(
+    wire: Wire, bucket: str, status: int, code: str
+) -> None:
+    wire.answer("PutObject", status, code, count=3)
+    assert wire.store(bucket).put_if_absent("COMMIT", b"ours") is True
+    assert _raw(wire, bucket, "COMMIT") == b"ours"
+    assert wire.bounds == [0.1, 0.2, 0.4]
+    assert wire.pauses == [0.05, 0.1, 0.2]
+    digests = {headers["x-amz-checksum-sha256"] for _, headers in wire.requests}
+    assert len(digests) == 1
+
+
+def test_what_does_not_pass_is_not_tried_again(wire: Wire, bucket: str) -> None:
+    wire.answer("PutObject", 400, "InvalidRequest")
+    with pytest.raises(StoreError, match="refused s3:PutObject"):
+        wire.store(bucket).put("object", b"x")
+    assert wire.operations == {"PutObject": 1}
+
+
+# Objects in parts
+
+
+@pytest.mark.parametrize("operation", ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"))
+@pytest.mark.parametrize("how", ("lose_answers", "lose_requests"))
+def test_an_object_in_parts_gets_there_whatever_is_lost(
+    wire: Wire, bucket: str, operation: str, how: str
+) -> None:
+    data = bytes(range(256)) * (11 * MIB // 256)
+    lose: Callable[..., None] = getattr(wire, how)
+    lose(operation, 2)
+    _write(wire.store(bucket, part_bytes=5 * MIB), "large", data)
+    assert _raw(wire, bucket, "large") == data
+    assert wire.server.uploads(bucket) == []
+
+
+def test_an_upload_that_something_aborted_is_no_object(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    with store.open_writer("large", length_bytes=6 * MIB) as writer:
+        writer.write(bytes(6 * MIB))
+        wire.answer("CompleteMultipartUpload", 500, "InternalError")
+        wire.answer("CompleteMultipartUpload", 404, "NoSuchUpload")
+        wire.answer("HeadObject", 403, "AccessDenied")
+        with pytest.raises(StoreError, match="its upload is gone"):
+            writer.finish()
+    assert wire.server.keys(bucket) == []
+
+
+def test_an_object_that_an_unheard_completion_made_is_known_by_writing_alone(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    with store.open_writer("large", length_bytes=6 * MIB) as writer:
+        writer.write(bytes(6 * MIB))
+        wire.lose_answers("CompleteMultipartUpload")
+        wire.change("CompleteMultipartUpload", _answer_the_next_one(wire))
+        wire.answer("HeadObject", 403, "AccessDenied")
+        writer.finish()
+    assert len(_raw(wire, bucket, "large")) == 6 * MIB
+
+
+def _answer_the_next_one(wire: Wire) -> Callable[[object], None]:
+    def change(_: object) -> None:
+        wire.answer("CompleteMultipartUpload", 404, "NoSuchUpload")
+
+    return change
+
+
+def test_an_object_in_parts_is_never_overwritten(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    store.put("large", b"first")
+    with pytest.raises(StoreError, match="never overwritten"):
+        _write(store, "large", bytes(6 * MIB))
+    assert _raw(wire, bucket, "large") == b"first"
+    assert wire.server.uploads(bucket) == []
+
+
+def test_an_object_whose_writer_was_left_in_doubt_is_removed_with_it(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    wire.lose_answers("PutObject")
+    wire.lose_requests("PutObject", 9)
+    with pytest.raises(StoreUnavailableError):
+        _write(store, "small", b"x")
+    wire.lose_answers("CompleteMultipartUpload")
+    wire.lose_requests("CompleteMultipartUpload", 9)
+    with pytest.raises(StoreUnavailableError):
+        _write(store, "large", bytes(6 * MIB))
+    assert wire.server.keys(bucket) == []
