@@ -27,6 +27,7 @@ class Plan:
         standing: what stands there, verified.
         passed_over: what it is not to have, with the reason.
         conflicts: what cannot be copied, since something else stands there under the same name.
+        ranked: all that stands on either, in the order of the line that both make together.
     """
 
     copies: tuple[Commit, ...]
@@ -34,6 +35,7 @@ class Plan:
     standing: tuple[Commit, ...]
     passed_over: Mapping[CheckpointName, str]
     conflicts: Mapping[CheckpointName, str]
+    ranked: tuple[CheckpointName, ...]
 
     @property
     def waiting(self) -> tuple[Commit, ...]:
@@ -131,6 +133,7 @@ def plan(
         standing=tuple(standing),
         passed_over=passed_over,
         conflicts=conflicts,
+        ranked=_ranked(source, target, [*source.commits, *there]),
     )
 
 

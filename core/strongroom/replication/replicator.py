@@ -6,7 +6,6 @@ through events, the log and `Replicator.wait`. Nothing of the first tier is ever
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Final
 
 from strongroom.catalog import History
 from strongroom.config import SYSTEM_CLOCK, Clock
-from strongroom.errors import ConfigError, ReplicationError, WaitTimeoutError
+from strongroom.errors import ConfigError, FencedError, ReplicationError, WaitTimeoutError
 from strongroom.events import Emitter
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
@@ -25,8 +24,6 @@ from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
 
 __all__ = ["Replicator"]
-
-_LOG: Final = logging.getLogger("strongroom")
 
 _LINGER_S: Final = 60.0
 """How long a failing target keeps an interpreter that would otherwise end."""
@@ -87,23 +84,31 @@ class Replicator:
         ]
         self._is_closed = False
 
-    def start(self) -> None:
-        """Go on with what an earlier process has left."""
-        self.wake()
-
-    def wake(self, commit: Commit | None = None, *, launch: int | None = None) -> None:
-        """Say that there is something new; returns at once.
+    def begin(self, launch: int | None = None) -> None:
+        """Go on with what an earlier process has left; returns at once.
 
         Args:
-            commit: what was committed on the first tier just now.
-            launch: the writer's turn, as soon as it has one; a commit tells it as well.
+            launch: the writer's turn for whom copies are made: where a target has a later one, nothing more
+                is committed there. None: nobody is writing.
         """
-        if commit is not None:
-            launch = commit.name.launch
+        self._wake(None, launch)
+
+    def wake(self, commit: Commit) -> None:
+        """Copy what the writer has committed on the first tier just now; returns at once."""
+        self._wake(commit, commit.name.launch)
+
+    def _wake(self, commit: Commit | None, launch: int | None) -> None:
         with self._changed:
             if not self._is_closed:
                 for line in self._lines:
                     line.wake(commit, launch)
+
+    @property
+    def fenced(self) -> FencedError | None:
+        """What a target has shown of another writer that took the run over; None: nothing."""
+        with self._changed:
+            errors = [line.stopped_by for line in self._lines]
+        return next((error for error in errors if isinstance(error, FencedError)), None)
 
     def wait(self, name: CheckpointName, timeout_s: float | None = None) -> None:
         """Return once a checkpoint stands on every target, verified.
@@ -142,48 +147,44 @@ class Replicator:
             return tuple(line.state() for line in self._lines)
 
     def is_verified_elsewhere(self, name: CheckpointName) -> bool:
-        """Whether a checkpoint is known to stand on some target, verified."""
+        """Whether the first tier may lose a checkpoint: it is known to stand on some target, verified.
+
+        Or every target has passed it over, and has a newer one, verified.
+        """
         with self._changed:
-            return any(line.has(name) and line.stands(name) for line in self._lines)
+            if any(line.stands(name) for line in self._lines):
+                return True
+            return all(line.why_passed(name) is not None and line.has_newer(name) for line in self._lines)
 
     def held(self, history: History) -> Mapping[CheckpointName, str]:
         """Which checkpoints of the first tier must not be removed from it yet, and why.
 
         One may go once it is verified on some target and every other one has it too, has passed it over, or
-        fails at the moment. One that no target is to have may go once a newer one is verified on one.
+        fails at the moment. One that no target is to have may go once each has a newer one, verified.
         """
-        held = {}
         with self._changed:
-            is_newer_safe = False
-            for name in history.line.ranked:
-                if name not in history.commits:
-                    continue
-                why = self._why_held(name, is_newer_safe=is_newer_safe)
-                if why is not None:
-                    held[name] = why
-                is_newer_safe = is_newer_safe or any(line.stands(name) for line in self._lines)
-        return held
+            reasons = {name: self._why_held(name) for name in history.commits}
+        return {name: why for name, why in reasons.items() if why is not None}
 
-    def _why_held(self, name: CheckpointName, *, is_newer_safe: bool) -> str | None:
+    def _why_held(self, name: CheckpointName) -> str | None:
         standing = [line for line in self._lines if line.stands(name)]
         expecting = [line for line in self._lines if line not in standing and line.why_passed(name) is None]
         if not standing:
             if expecting:
                 return f"it is not verified on another tier yet: {expecting[0].uri} is to have it"
-            return (
-                None if is_newer_safe or not self._lines else "no newer one is verified on another tier yet"
-            )
+            behind = next((line for line in self._lines if not line.has_newer(name)), None)
+            return None if behind is None else f"no newer one is verified on {behind.uri} yet"
         coming = [line for line in expecting if line.is_going_well]
         return f"it is on its way to {coming[0].uri}" if coming else None
 
-    def close(self, timeout_s: float = 0.0) -> Mapping[str, tuple[CheckpointName, ...]]:
-        """End the copying; what is left is finished when the run is opened again.
+    def close(self, timeout_s: float = 0.0) -> None:
+        """End the copying; once more is fine.
 
         Args:
             timeout_s: how long to wait until all is copied.
 
-        Returns:
-            What still waits, by target; only targets for which something does.
+        Raises:
+            ReplicationError: something still waits: whoever opens the run again goes on with it.
         """
         end = time.monotonic() + timeout_s
         with self._changed:
@@ -196,17 +197,18 @@ class Replicator:
             end = time.monotonic() + _STOP_S
             while any(line.is_busy for line in self._lines) and (left_s := end - time.monotonic()) > 0:
                 self._changed.wait(min(_SLICE_S, left_s))
-            left = {state.uri: state.pending for line in self._lines if (state := line.state()).pending}
-        for uri, names in left.items():
-            if not was_closed:
-                _LOG.warning(
-                    "%d checkpoints are not on %s yet, the newest of step %d: whoever opens the run again "
-                    "copies them, or `strongroom replicate` does",
-                    len(names),
-                    uri,
-                    names[0].step,
-                )
-        return left
+            left = [state for line in self._lines if (state := line.state()).pending]
+        if left and not was_closed:
+            told = "; ".join(
+                f"{len(state.pending)} for {state.uri}, the newest of step {state.pending[0].step}"
+                f"{f' ({state.last_error})' if state.last_error is not None else ''}"
+                for state in left
+            )
+            raise ReplicationError(
+                f"checkpoints still wait to be copied: {told}. Whoever opens the run again copies them, or "
+                f"`strongroom replicate` does",
+                tiers=tuple(state.uri for state in left),
+            )
 
 
 def _still_missing(

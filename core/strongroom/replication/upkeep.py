@@ -80,6 +80,7 @@ class Upkeep:
 
     Attributes:
         error: why the last try failed; None: it did not.
+        stopped_by: why nothing more is copied there by this process; None: something is.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Upkeep:
         changed: threading.Condition,
     ) -> None:
         self.error: str | None = None
+        self.stopped_by: StrongroomError | None = None
         self._clock = clock
         self._emitter = emitter
         self._draw = draw
@@ -121,7 +123,7 @@ class Upkeep:
         self._ever_verified: set[CheckpointName] = set()
         self._passed_over: dict[CheckpointName, str] = {}
         self._left_out: dict[CheckpointName, str] = {}
-        self._stopped_by: str | None = None
+        self._ranks: dict[CheckpointName, int] = {}
         self._last: CheckpointName | None = None
         self._failures = 0
         self._in_a_row = 0
@@ -142,12 +144,12 @@ class Upkeep:
     @property
     def is_going_well(self) -> bool:
         """Whether what is expected there is likely to come soon."""
-        return self._in_a_row == 0 and self._stopped_by is None
+        return self._in_a_row == 0 and self.stopped_by is None
 
     def wake(self, commit: Commit | None, launch: int | None) -> None:
         if launch is not None:
             self._launch = max(launch, self._launch or 0)
-        if self._stopped_by is not None or self._stopping.is_set():
+        if self.stopped_by is not None or self._stopping.is_set():
             return
         if commit is not None:
             self._pending.setdefault(commit.name, commit)
@@ -172,6 +174,11 @@ class Upkeep:
         """Whether it stood there, verified, when it was last looked."""
         return name in self._standing
 
+    def has_newer(self, name: CheckpointName) -> bool:
+        """Whether one stands there, verified, that a restore would prefer to this one."""
+        rank = self._ranks.get(name)
+        return rank is not None and any(self._ranks.get(other, rank) < rank for other in self._standing)
+
     def why_passed(self, name: CheckpointName) -> str | None:
         """Why a checkpoint by itself is not to come there; None: it is, or has."""
         return self._passed_over.get(name) or self._left_out.get(name)
@@ -180,7 +187,7 @@ class Upkeep:
         """Why a checkpoint will not come there by this process; None: it will, or has."""
         if self.has(name):
             return None
-        return self.why_passed(name) or self._stopped_by
+        return self.why_passed(name) or (str(self.stopped_by) if self.stopped_by is not None else None)
 
     def state(self) -> TargetState:
         self._watch_lag()
@@ -191,7 +198,7 @@ class Upkeep:
             last_step=self._last.step if self._last is not None else None,
             last_error=self.error,
             failures=self._failures,
-            is_stopped=self._stopped_by is not None,
+            is_stopped=self.stopped_by is not None,
         )
 
     def stop(self) -> None:
@@ -232,7 +239,7 @@ class Upkeep:
             with self._changed:
                 self._thread = None
                 # What came between the last look and this.
-                if self._is_news and not self._stopping.is_set() and self._stopped_by is None:
+                if self._is_news and not self._stopping.is_set() and self.stopped_by is None:
                     self.wake(None, None)
                 self._changed.notify_all()
 
@@ -310,6 +317,7 @@ class Upkeep:
             self._standing = {commit.name for commit in plan.standing}
             self._ever_verified = verified
             self._passed_over = {**plan.passed_over, **plan.conflicts}
+            self._ranks = {name: rank for rank, name in enumerate(plan.ranked)}
             self._left_out = {name: why for name, why in self._left_out.items() if name in source}
             if plan.standing:
                 self._last = max(commit.name for commit in plan.standing)
@@ -337,7 +345,7 @@ class Upkeep:
 
     def _end_for_good(self, error: StrongroomError) -> None:
         with self._changed:
-            self._stopped_by = self.error = str(error)
+            self.stopped_by, self.error = error, str(error)
             self._failures += 1
             newest = next(iter(self._pending.values()), None)
             self._changed.notify_all()
