@@ -1,4 +1,4 @@
-"""Real servers that speak S3, for the tests: moto and ministack, each a process of its own on a loopback port.
+"""Real servers that speak S3, for tests: moto and ministack, each a process on a loopback port of its own.
 
 Start one a session or a module, and give each test a bucket. Where a server cannot be had the test is
 skipped with the reason; under continuous integration, where all must be had, it fails.
@@ -100,11 +100,16 @@ class S3Server:
     def new_session(self) -> Any:
         """One of its own, for a test that listens in."""
         import boto3
+        import botocore.session
 
+        core = botocore.session.Session()
+        # What boto3 knows of S3 is a large file, which is read once for all sessions.
+        core.register_component("data_loader", _loader())
         return boto3.Session(
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=REGION,
+            botocore_session=core,
         )
 
     @functools.cached_property
@@ -132,6 +137,13 @@ class S3Server:
         return [
             entry["Key"] for entry in self.behind.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
         ]
+
+
+@functools.cache
+def _loader() -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 def _answers(port: int, path: str) -> bool:

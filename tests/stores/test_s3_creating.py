@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from s3_events import Wire
 from s3_servers import S3Server
-from s3_wire import Wire
 
 from strongroom import Checkpointer
 from strongroom.errors import (
