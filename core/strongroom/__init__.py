@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ObjectNotFoundError,
         OutcomeUnknownError,
         ProvenanceMismatchError,
+        ReplicationError,
         RollbackError,
         SaveError,
         StateEncodingError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from strongroom.registry import register_codec, register_type
     from strongroom.restore import Restored
     from strongroom.retention import KeepAll, KeepLast
+    from strongroom.tiers import Tier
     from strongroom.tree import PerRank
 
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "Restored": "restore",
     "KeepAll": "retention",
     "KeepLast": "retention",
+    "Tier": "tiers",
     "PerRank": "tree",
     **dict.fromkeys(errors.__all__, "errors"),
 }
@@ -95,6 +98,7 @@ __all__ = [
     "PerRank",
     "ProvenanceMismatchError",
     "RaiseAtOnce",
+    "ReplicationError",
     "Restored",
     "RollbackError",
     "SaveError",
@@ -108,6 +112,7 @@ __all__ = [
     "StrongroomError",
     "StrongroomReader",
     "StrongroomWriter",
+    "Tier",
     "Tolerate",
     "UnsealedError",
     "UnsupportedFormatError",

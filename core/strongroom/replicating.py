@@ -76,13 +76,7 @@ class Replicating:
 
     def held(self, history: History) -> Mapping[CheckpointName, str]:
         """Checkpoints of the first tier that must stay, since no tier behind it has them yet, and why."""
-        if self._replicator is None:
-            return {}
-        return {
-            name: "it is on no other tier yet"
-            for name in history.commits
-            if not self._replicator.is_verified_elsewhere(name)
-        }
+        return self._replicator.held(history) if self._replicator is not None else {}
 
     def wait(self, checkpoint: Checkpoint, timeout_s: float | None) -> None:
         """Return once a checkpoint stands on every tier; see `SaveHandle.replicated`."""

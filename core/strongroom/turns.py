@@ -150,6 +150,8 @@ class Turns:
     def _begin_run(self, history: History | None, now_ms: int) -> tuple[Run, list[Store]]:
         """The run's record on every tier; and the tiers on which it stands, the one that most share first."""
         known = history.run if history is not None else None
+        if known is not None:
+            self._check_run(known, " and ".join(self._tiers.uris), known)
         stores: list[Store] = []
         for store in self._tiers.stores:
             try:
@@ -165,18 +167,25 @@ class Turns:
                     raise
                 _LOG.warning("the launch is not claimed on %s, which is out of reach: %s", store.uri, error)
                 continue
-            expected = self._run_id or (known.run if known is not None else run.run)
-            if run.run != expected:
-                whose = "run_id= was given as" if self._run_id is not None else "another tier is of run"
-                raise ConfigError(
-                    f"{store.uri} belongs to run {run.run}, and {whose} {expected!r}; each run needs a root "
-                    "of its own"
-                )
+            self._check_run(run, store.uri, known)
             known = run
             stores.append(store)
         if known is None:  # the first tier is never passed over
             raise ConfigError("a run has at least one tier")
         return known, stores[::-1]
+
+    def _check_run(self, run: Run, where: str, known: Run | None) -> None:
+        """Raise ConfigError where a tier is another run's than was given, or than another tier is."""
+        if self._run_id is not None and run.run != self._run_id:
+            raise ConfigError(
+                f"{where} belongs to run {run.run}, and run_id={self._run_id!r} was given; each run needs a "
+                "root of its own"
+            )
+        if known is not None and run.run != known.run:
+            raise ConfigError(
+                f"{where} belongs to run {run.run}, and another tier to run {known.run}; each run needs "
+                "roots of its own"
+            )
 
     def join(self, record: bytes) -> Turn:
         """Take part in the launch that the coordinator has claimed, and leave any other."""
