@@ -19,7 +19,7 @@ import http.client
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -136,6 +136,7 @@ class WireProxy:
         self._answers = 0
         self._fault: Fault | None = None
         self._at, self._lasting, self._counts = 0, False, any_request
+        self._then: tuple[Fault, ...] = ()
         self._seen = self._hit = 0
         self._open: set[socket.socket] = set()
         self._late: list[threading.Thread] = []
@@ -157,6 +158,7 @@ class WireProxy:
         *,
         at: int = 1,
         lasting: bool = False,
+        then: Sequence[Fault] = (),
         counts: Callable[[Request], bool] = any_request,
     ) -> None:
         """Let a request fail.
@@ -164,10 +166,12 @@ class WireProxy:
         Args:
             at: which one, from 1, of those that come from now on.
             lasting: that one, and every one after it.
+            then: what befalls those right after it.
             counts: which requests are counted and failed; others pass.
         """
         with self._lock:
             self._fault, self._at, self._lasting, self._counts = fault, at, lasting, counts
+            self._then = tuple(then)
             self._seen = self._hit = 0
 
     def disarm(self) -> None:
@@ -229,9 +233,12 @@ class WireProxy:
             self.requests.append(request)
             if self._fault is not None and self._counts(request):
                 self._seen += 1
-                if self._seen == self._at or (self._lasting and self._seen > self._at):
-                    self._hit += 1
+                after = self._seen - self._at
+                if after == 0 or (self._lasting and after > 0):
                     request.fault = self._fault
+                elif 0 < after <= len(self._then):
+                    request.fault = self._then[after - 1]
+                self._hit += request.fault is not None
         return request
 
     def _passed(self) -> None:
