@@ -75,6 +75,7 @@ class Bucket:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self.room = Room(
+            limit_parts=self.options.parts_in_flight,
             limit_bytes=self.options.parts_in_flight * self.options.part_bytes,
             part_bytes=self.options.part_bytes,
         )

@@ -48,7 +48,7 @@ class Checksums:
         self._uri = uri
         self._wants_md5 = False
 
-    def of(self, body: bytes | bytearray) -> Sum:
+    def of(self, body: bytearray) -> Sum:
         return Sum(sha256=sha256_base64(body), md5=md5_hex(body) if self._wants_md5 else None)
 
     def fields(self, total: Sum) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Checksums:
             fields["ContentMD5"] = base64.b64encode(bytes.fromhex(total.md5)).decode()
         return fields
 
-    def confirm(self, answer: Mapping[str, Any], total: Sum, body: bytes | bytearray) -> None:
+    def confirm(self, answer: Mapping[str, Any], total: Sum, body: bytearray) -> None:
         """Compare what the server says that it has with what it was sent.
 
         Raises:

@@ -19,7 +19,7 @@ from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
 __all__ = [
     "WRITE_ID",
-    "LookFailedError",
+    "InDoubtError",
     "Standing",
     "create",
     "exists_error",
@@ -33,8 +33,8 @@ WRITE_ID: Final = "strongroom-write"
 """The object's metadata in which a call's write id stands (``x-amz-meta-strongroom-write``)."""
 
 
-class LookFailedError(StoreUnavailableError):
-    """Something stands there, and whose it is could not be found out."""
+class InDoubtError(StoreUnavailableError):
+    """Something stands there, and whose it is, or whether it is right, could not be found out."""
 
 
 class Standing(enum.Enum):
@@ -46,12 +46,16 @@ class Standing(enum.Enum):
     """An earlier answer was lost, and this identity may not look."""
 
 
-def create(bucket: Bucket, key: str, body: bytes | bytearray, *, write_id: str) -> Standing:
+def create(bucket: Bucket, key: str, body: bytearray, *, write_id: str) -> Standing:
     """Create an object in one request, unless something stands there.
+
+    Args:
+        body: no ``bytes``: boto3 makes a stream of those, and asks the server before it sends one.
+        write_id: this call's, new for each.
 
     Raises:
         GaveUpError: the request failed for good.
-        LookFailedError: it could not be asked whose object stands.
+        InDoubtError: it could not be asked whose object stands, or wrong bytes could not be removed.
         StoreError: the server has other bytes than it was sent.
     """
     total = bucket.checksums.of(body)
@@ -71,8 +75,10 @@ def create(bucket: Bucket, key: str, body: bytes | bytearray, *, write_id: str) 
     try:
         bucket.checksums.confirm(answer.fields, total, body)
     except TryFailedError as failure:
-        remove_quietly(bucket, key)
-        raise bucket.error(GaveUpError(failure, tries=1, was_lost=False), "put_object", key) from failure
+        told = bucket.error(GaveUpError(failure, tries=1, was_lost=False), "put_object", key)
+        if remove_quietly(bucket, key):
+            raise told from failure
+        raise InDoubtError(f"{told}; and what it has could not be removed") from failure
     return Standing.OURS
 
 
@@ -87,7 +93,7 @@ def look_whose(
             length at a key that is one attempt's own counts as ours.
 
     Raises:
-        LookFailedError: it could not be asked, or the object is gone again.
+        InDoubtError: it could not be asked, or the object is gone again.
     """
     try:
         found = bucket.ask("head_object", key).fields
@@ -96,11 +102,11 @@ def look_whose(
         if isinstance(told, AccessDeniedError):
             return Standing.UNTOLD
         if error.failure.is_absent:
-            raise LookFailedError(
+            raise InDoubtError(
                 f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is "
                 "written here"
             ) from error.failure
-        raise LookFailedError(str(told)) from error.failure
+        raise InDoubtError(str(told)) from error.failure
     if write_id is not None:
         return Standing.OURS if _write_id(found) == write_id else Standing.OTHERS
     return Standing.OURS if found.get("ContentLength") == length_bytes else Standing.OTHERS
@@ -112,12 +118,14 @@ def exists_error(bucket: Bucket, key: str) -> StoreError:
     )
 
 
-def remove_quietly(bucket: Bucket, key: str) -> None:
-    """Remove what this call has left at a key, where it may; else garbage collection does."""
+def remove_quietly(bucket: Bucket, key: str) -> bool:
+    """Remove what this call has left at a key, where it may (else garbage collection does); whether it did."""
     try:
         bucket.must("delete_object", key)
     except StoreError as error:
         _LOG.debug("an unfinished object stays until garbage collection: %s", error)
+        return False
+    return True
 
 
 def _write_id(found: Mapping[str, Any]) -> object:

@@ -113,7 +113,7 @@ class Multipart:
         with self._lock:
             self._parts[number] = part
 
-    def send(self, number: int, body: bytes | bytearray, *, is_given_up: Callable[[], bool] = _never) -> None:
+    def send(self, number: int, body: bytearray, *, is_given_up: Callable[[], bool] = _never) -> None:
         """Send a part, counted from 0, over what stands there of it.
 
         Raises:
@@ -204,7 +204,7 @@ class Multipart:
         Where it can, this save fails, so what is left of that is part of nothing.
         """
         try:
-            standing = create(self._bucket, self.key, b"", write_id=self._bucket.draw_id())
+            standing = create(self._bucket, self.key, bytearray(), write_id=self._bucket.draw_id())
         except GaveUpError as error:
             raise self._bucket.error(error, "put_object", self.key) from error.failure
         if standing is Standing.OURS:

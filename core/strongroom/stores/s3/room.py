@@ -20,14 +20,17 @@ class Room:
 
     Args:
         limit_bytes: how much may be on its way. A part that is larger goes alone.
+        limit_parts: and how many parts.
         part_bytes: the length of a usual part; buffers of another length are not kept.
     """
 
-    def __init__(self, *, limit_bytes: int, part_bytes: int) -> None:
+    def __init__(self, *, limit_bytes: int, limit_parts: int, part_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._limit_parts = limit_parts
         self._part_bytes = part_bytes
         self._condition = threading.Condition()
         self._used_bytes = 0
+        self._used_parts = 0
         self._free: list[bytearray] = []
         self._writers = 0
 
@@ -57,17 +60,23 @@ class Room:
                 self._free.append(buffer)
 
     def take(self, length_bytes: int, *, is_given_up: Callable[[], bool]) -> bool:
-        """Wait until so many bytes more may be on their way; False: it was given up first."""
+        """Wait until a part of so many bytes may be on its way too; False: it was given up first."""
         with self._condition:
-            while self._used_bytes and self._used_bytes + length_bytes > self._limit_bytes:
+            while self._used_parts and not self._has_room(length_bytes):
                 if is_given_up():
                     return False
                 self._condition.wait(_WAKE_S)
             self._used_bytes += length_bytes
+            self._used_parts += 1
         return True
 
     def release(self, length_bytes: int) -> None:
         """They have arrived, or never will."""
         with self._condition:
             self._used_bytes -= length_bytes
+            self._used_parts -= 1
             self._condition.notify_all()
+
+    def _has_room(self, length_bytes: int) -> bool:
+        is_short = self._used_bytes + length_bytes > self._limit_bytes
+        return not is_short and self._used_parts < self._limit_parts

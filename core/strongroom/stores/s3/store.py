@@ -21,7 +21,7 @@ from strongroom.stores.offers import Tuning, Unfinished
 from strongroom.stores.s3 import listing, reading, uploads
 from strongroom.stores.s3.bucket import Bucket
 from strongroom.stores.s3.calling import Patience
-from strongroom.stores.s3.creating import LookFailedError, Standing, create
+from strongroom.stores.s3.creating import InDoubtError, Standing, create
 from strongroom.stores.s3.failures import GaveUpError
 from strongroom.stores.s3.location import Location
 from strongroom.stores.s3.options import S3Options
@@ -108,8 +108,8 @@ class S3Store:
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         check_key(key)
         try:
-            standing = create(self._bucket, key, bytes(bytes_of(data)), write_id=self._bucket.draw_id())
-        except LookFailedError as error:
+            standing = create(self._bucket, key, bytearray(bytes_of(data)), write_id=self._bucket.draw_id())
+        except InDoubtError as error:
             raise OutcomeUnknownError(
                 f"{error}; something stands there, and it may or may not be this call's: open the root "
                 "again to see"

@@ -96,7 +96,7 @@ class S3Upload:
         room = self._bucket.room
         room.take(len(view), is_given_up=lambda: False)
         try:
-            body = data if isinstance(data, bytes) else bytearray(view)
+            body = data if isinstance(data, bytearray) else bytearray(view)
             self._multipart.send(number, body)
         finally:
             room.release(len(view))

@@ -89,7 +89,7 @@ class S3Writer:
                     "handed over; write all of them before finish"
                 )
             if self._length_bytes <= self._part_bytes:
-                self._create(self._buffer or b"")
+                self._create(self._buffer or bytearray())
             else:
                 self._wait()
                 self._raise_failure()
@@ -157,7 +157,7 @@ class S3Writer:
         self._sent_bytes += len(buffer)
         self._filled_bytes = 0
 
-    def _create(self, body: bytes | bytearray) -> None:
+    def _create(self, body: bytearray) -> None:
         write_id = self._bucket.draw_id()
         try:
             standing = create(self._bucket, self._key, body, write_id=write_id)
