@@ -20,10 +20,11 @@ from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityErr
 from strongroom.exporting.newfolder import check_absent
 from strongroom.exporting.shardfiles import parse_size
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.roles import Duty, open_root
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
+from strongroom.stores.limited import unlimited
 from strongroom.stores.local import LocalStore
-from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import Bar, line, new_console, new_table, print_json
 from strongroom_cli.standing import Standing, read_history, standings
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     config = _read_config(Path(options.config)) if options.config is not None else None
     further = _further(options.add)
     sign = _sign(options, policy)
-    store = open_store(options.root)
+    store = open_root(options.root, policy, Duty.RESTORE)
     _check_outside(store, folder)
     standing, opened = _open(store, options.step, guard)
 
@@ -106,7 +107,8 @@ def _open(store: Store, step: int | None, guard: Guard) -> tuple[Standing, Opene
 
 def _check_outside(store: Store, folder: Path) -> None:
     """Nothing but checkpoints belongs in a run's root: ``verify`` would call the folder unexpected."""
-    if isinstance(store, LocalStore) and folder.resolve().is_relative_to(Path(store.root).resolve()):
+    beneath = unlimited(store)
+    if isinstance(beneath, LocalStore) and folder.resolve().is_relative_to(Path(beneath.root).resolve()):
         raise ConfigError(f"{folder} would lie within the run {store.uri}; name a folder outside of it")
 
 

@@ -16,9 +16,9 @@ from strongroom.config import SYSTEM_CLOCK, load_policy
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StrongroomError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
+from strongroom.roles import Duty, open_root
 from strongroom.signing import NO_GUARD, Trust
 from strongroom.stores.base import Store
-from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import Bar, line, new_console, new_table, print_json
 from strongroom_cli.standing import read_history
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     policy = load_policy(options.security)
     seal = _seal(policy)
     guard = policy.guard if policy is not None else NO_GUARD
-    store = open_store(options.root)
+    store = open_root(options.root, policy, Duty.RESTORE if options.verb == "list" else Duty.SAVE)
     history = read_history(store, guard)
     if options.verb == "list":
         return _list(options, store, history, seal)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strongroom.catalog import History
-from strongroom.stores.open import open_store
+from strongroom.roles import Duty, open_root
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
@@ -26,7 +26,7 @@ _NARROW: Final = 72
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_store(options.root)
+    store = open_root(options.root, options.policy, Duty.RESTORE)
     history = read_history(store, options.guard)
     found = standings(history)
     if options.json:

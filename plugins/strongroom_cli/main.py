@@ -23,6 +23,7 @@ from strongroom.errors import (
 from strongroom_cli.export_arguments import add_export
 from strongroom_cli.gc_arguments import add_gc
 from strongroom_cli.keys_arguments import add_keys
+from strongroom_cli.roles_arguments import add_roles
 from strongroom_cli.trust_arguments import add_floor, add_trust
 from strongroom_cli.words import printable
 
@@ -120,6 +121,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import floor
 
         return floor.run(options)
+    if options.command == "roles":
+        from strongroom_cli import roles
+
+        return roles.run(options)
     if options.command == "sign":
         from strongroom_cli import sign
 
@@ -137,6 +142,7 @@ def _carry_out(options: argparse.Namespace) -> int:
 
     # By every command, before anything is read: a policy that cannot be had is never passed over.
     policy = load_policy(options.security)
+    options.policy = policy
     options.guard = policy.guard if policy is not None else NO_GUARD
     if options.command == "ls":
         from strongroom_cli import ls
@@ -249,6 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     add_keys(commands, _command, _natural)
     add_trust(commands)
     add_floor(commands)
+    add_roles(commands)
     return parser
 
 

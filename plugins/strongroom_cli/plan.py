@@ -9,8 +9,8 @@ from rich.console import Console
 
 from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityError
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
+from strongroom.roles import Duty, open_root
 from strongroom.shares import RankShare, Shares, shares_of
-from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
@@ -22,7 +22,7 @@ _RANKS_SHOWN: Final = 40
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_store(options.root)
+    store = open_root(options.root, options.policy, Duty.RESTORE)
     history = read_history(store, options.guard)
     if options.step is None and not history.line.newest_first:
         raise CheckpointNotFoundError(f"nothing was committed yet in {store.uri}")

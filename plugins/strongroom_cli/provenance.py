@@ -20,7 +20,7 @@ from strongroom.manifest import MANIFEST_BOUNDS
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.provenance import openlineage, slsa
 from strongroom.provenance.records import Record
-from strongroom.stores.open import open_store
+from strongroom.roles import Duty, open_root
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.outline import outline, plain
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     form = "json" if options.json and options.format is None else options.format
     if options.sign and form != "slsa":
         raise ConfigError("--sign signs a statement, which --format slsa makes; give both")
-    store = open_store(options.root)
+    store = open_root(options.root, options.policy, Duty.RESTORE)
     history = read_history(store, options.guard)
     name = history.at_step(options.step) if options.step is not None else history.newest()
     opened = open_checkpoint(store, history.whole(name), options.guard)

@@ -18,7 +18,7 @@ from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityErr
 from strongroom.index import Index, TensorRecord
 from strongroom.layout import CheckpointName
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.stores.open import open_store
+from strongroom.roles import Duty, open_root
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.outline import Line, outline, plain
@@ -32,7 +32,7 @@ _LABEL_WIDTH: Final = 10
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_store(options.root)
+    store = open_root(options.root, options.policy, Duty.RESTORE)
     history = read_history(store, options.guard)
     name = _choose(history, options.step, store.uri)
     commit = history.commits.get(name)

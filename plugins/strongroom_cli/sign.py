@@ -7,8 +7,8 @@ from pathlib import Path
 
 from strongroom.config import load_policy
 from strongroom.errors import ConfigError
+from strongroom.roles import Duty, open_root
 from strongroom.signing import NO_GUARD
-from strongroom.stores.open import open_store
 from strongroom.verify import Progress
 from strongroom_cli.console import Bar, line, new_console, print_json
 from strongroom_cli.standing import read_history
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     policy = load_policy(options.security)
     guard = policy.guard if policy is not None else NO_GUARD
     sign = _sign(options, policy)
-    store = open_store(options.root)
+    store = open_root(options.root, policy, Duty.SAVE)
     history = read_history(store, guard)
     name = history.at_step(options.step) if options.step is not None else history.newest()
     commit = history.whole(name)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from strongroom import layout
-from strongroom.config import SYSTEM_CLOCK, load_policy
+from strongroom.config import SYSTEM_CLOCK, Policy, load_policy
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     ConfigError,
@@ -26,8 +26,8 @@ from strongroom.errors import (
     UntrustedError,
 )
 from strongroom.manifest import MANIFEST_BOUNDS
+from strongroom.roles import Duty, open_root
 from strongroom.signing import NO_GUARD, Guard
-from strongroom.stores.open import open_store
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import read_history
@@ -164,13 +164,14 @@ def _with_key(trust: TrustList, options: argparse.Namespace) -> TrustList:
 
 def _with_revocation(trust: TrustList, options: argparse.Namespace) -> TrustList:
     key_id = _public_key(options.key).id if ":" in options.key else options.key
-    guard = _guard(options) if options.up_to else NO_GUARD
+    policy = load_policy(options.security) if options.up_to else None
+    guard = policy.guard if policy is not None else NO_GUARD
     if options.up_to and guard.trust is None:
         sys.stderr.write(
             "strongroom: no policy here demands signatures, so what --up-to names was held against its own "
             "digests alone; give --security, with the [verify] that restores go by\n"
         )
-    up_to = tuple(dict.fromkeys(_named(text, guard) for text in options.up_to))
+    up_to = tuple(dict.fromkeys(_named(text, policy) for text in options.up_to))
     with _told_as_usage():
         added = Revocation(id=key_id, reason=options.reason, revoked_at_ms=SYSTEM_CLOCK.now_ms(), up_to=up_to)
     if trust.revocation(key_id) is not None and not options.replace:
@@ -194,7 +195,7 @@ def _guard(options: argparse.Namespace) -> Guard:
     return policy.guard if policy is not None else NO_GUARD
 
 
-def _named(text: str, guard: Guard) -> UpTo:
+def _named(text: str, policy: Policy | None) -> UpTo:
     """The checkpoint that ``ROOT:STEP`` means, held against its manifest and, if there is one, the policy.
 
     Raises:
@@ -203,7 +204,8 @@ def _named(text: str, guard: Guard) -> UpTo:
     root, colon, step = text.rpartition(":")
     if not colon or not root or not step.isascii() or not step.isdigit() or len(step) > 12:
         raise ConfigError(f"--up-to takes ROOT:STEP, as runs/a:1200; got {text!r:.100}")
-    store = open_store(root)
+    store = open_root(root, policy, Duty.RESTORE)
+    guard = policy.guard if policy is not None else NO_GUARD
     history = read_history(store)
     commit = history.whole(history.at_step(int(step)))
     key = layout.data_key(commit.name, layout.MANIFEST)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from strongroom import layout
 from strongroom.chain import Link
+from strongroom.roles import Duty, open_root
 from strongroom.signing import Guard
 from strongroom.stores.base import Store
-from strongroom.stores.open import open_store
 from strongroom.verify import CheckpointReport, Problem, Progress, Report, Verdict, verify
 from strongroom_cli import words
 from strongroom_cli.console import Bar, line, new_console, print_json
@@ -31,7 +31,7 @@ _STYLES: Final[dict[Verdict, str]] = {
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_store(options.root)
+    store = open_root(options.root, options.policy, Duty.RESTORE)
     with Bar("verifying") as bar:
 
         def show(progress: Progress) -> None:

@@ -308,10 +308,10 @@ def test_what_cannot_be_read_is_unverified_and_not_damaged(
     from strongroom.testing import Fault, FaultyStore
     from strongroom_cli import verify as command
 
-    def faulty(given: str) -> FaultyStore:
+    def faulty(given: str, *_: object) -> FaultyStore:
         return FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED, lasting=True, only={"read_into"})
 
-    monkeypatch.setattr(command, "open_store", faulty)
+    monkeypatch.setattr(command, "open_root", faulty)
     done = strongroom("verify", root)
     assert done.status == 4
     assert "damaged" not in done.out
@@ -330,7 +330,7 @@ def test_a_store_that_refuses_is_status_4(
 
     module = importlib.import_module(f"strongroom_cli.{command}")
     monkeypatch.setattr(
-        module, "open_store", lambda given: FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED)
+        module, "open_root", lambda given, *_: FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED)
     )
     done = strongroom(command, root)
     assert (done.status, done.out) == (4, "")

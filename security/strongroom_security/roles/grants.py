@@ -39,6 +39,7 @@ __all__ = [
     "HeldGrant",
     "approve",
     "read_grant",
+    "signed_by",
     "unapproved",
 ]
 
@@ -193,6 +194,15 @@ def read_grant(data: bytes, what: str, approvers: Sequence[PublicKey] = ()) -> t
     return Grant.decode(payload, what), tuple(sorted(good))
 
 
+def signed_by(data: bytes, what: str) -> tuple[str, ...]:
+    """Ids of the keys whose signatures a grant's file claims to have; none is verified.
+
+    Raises:
+        FormatError: it is malformed.
+    """
+    return tuple(sorted(_open(data, what)[1]))
+
+
 class HeldGrant:
     """A policy's grant: its signatures were verified, and its time is looked at with each use.
 
@@ -201,7 +211,6 @@ class HeldGrant:
         approvers: keys of those who may approve; two at least.
         role, run: what it has to be for; of the run None: whichever it names.
         now_ms: the time, milliseconds since the epoch.
-        logged: digests of grants that were told already.
 
     Raises:
         ConfigError: it cannot be read, is malformed, is for something else, has too few approvers, or its
