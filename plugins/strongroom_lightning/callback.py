@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from strongroom import Checkpointer, KeepLast, OnChange, tree
+from strongroom import Checkpointer, KeepLast, OnChange, Tier, tree
 from strongroom.errors import (
     CheckpointNotFoundError,
     ConfigError,
@@ -56,7 +56,7 @@ class StrongroomCheckpoint(Checkpoint):
     the background raises at the next one, or when the fit ends.
 
     Args:
-        dirpath: the run's root: a path or a ``file://`` URI. One run, one root.
+        dirpath: the run's root: a path, or a ``file://`` or ``s3://`` URI. One run, one root.
         every_n_train_steps: save when the optimizer step (``trainer.global_step``) reaches a multiple.
         every_n_epochs: save after every so many epochs.
         train_time_interval: save when that much time has passed since the last save.
@@ -73,6 +73,11 @@ class StrongroomCheckpoint(Checkpoint):
             checkpoint was saved with: ``OnChange(data="refuse", code="warn", ...)``.
         retention_class: a name that goes into each manifest, for rules of retention to go by.
         run_id: the run's id where the platform gives one; a root of another run is refused.
+        launch: the number of this start where the platform gives one, for a job that may not look at the root.
+        replicate_to: further tiers, the fastest first, as roots or `strongroom.Tier` values: what was
+            committed is copied to each in the background. The end of a fit waits for it, ``timeout_s`` at most.
+        accept_missing_tiers: go on without a tier that is out of reach, where what is newest may be.
+        reserve_bytes: what is to stay free on the root's file system.
         accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
             older one than the policy's floor remembers. For one start, once it is known why.
 
@@ -99,6 +104,10 @@ class StrongroomCheckpoint(Checkpoint):
         on_change: OnChange | None = None,
         retention_class: str | None = None,
         run_id: str | None = None,
+        launch: int | None = None,
+        replicate_to: Sequence[str | os.PathLike[str] | Tier] = (),
+        accept_missing_tiers: bool = False,
+        reserve_bytes: int = 0,
         accept_older: bool = False,
     ) -> None:
         super().__init__()
@@ -118,6 +127,10 @@ class StrongroomCheckpoint(Checkpoint):
             "on_change": on_change,
             "retention_class": retention_class,
             "run_id": run_id,
+            "launch": launch,
+            "replicate_to": replicate_to,
+            "accept_missing_tiers": accept_missing_tiers,
+            "reserve_bytes": reserve_bytes,
             "provenance": self._provenance,
         }
         self._given = provenance
@@ -243,7 +256,11 @@ class StrongroomCheckpoint(Checkpoint):
     # -------------------------------------------------------------------------------------- restoring
 
     def _open(self, root: str) -> Checkpointer:
-        return Checkpointer(root, **self._options)
+        if root == self.dirpath:
+            return Checkpointer(root, **self._options)
+        # Another run's, which is only read: it has tiers, a name and a turn of its own.
+        own = {"accept_missing_tiers", "keep", "launch", "replicate_to", "reserve_bytes", "run_id"}
+        return Checkpointer(root, **{key: value for key, value in self._options.items() if key not in own})
 
     def _provenance(self) -> dict[str, Any]:
         """What is said of the run, and what Lightning knows of it."""
