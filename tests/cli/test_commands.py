@@ -386,7 +386,7 @@ def test_a_policy_that_cannot_be_had_is_a_usage_error(
         ("verify", "ROOT", "250", "--all"),
         ("verify", "ROOT", "1", "2"),
         ("ls", "ROOT", "--nonsense"),
-        ("ls", "s3://bucket/run"),
+        ("ls", "ftp://bucket/run"),
         ("ls", ""),
     ),
 )

@@ -286,9 +286,14 @@ def _keys(
 
 
 def _session_keys(role: Definition, rights: Rights, site: Site) -> list[Json]:
-    """By which keys is the identity policy's to say: a session is narrowed to the run's context."""
+    """By which keys, and how, is the identity policy's to say: a session is narrowed to the run's context."""
     signs = ("*",) if rights.signs or role.releases else ()
-    return _keys(rights, site, wraps=("*",), signs=signs, verifies="*")
+    statements = _keys(rights, site, wraps=("*",), signs=signs, verifies="*")
+    for statement in statements:
+        condition = statement.pop("Condition", {})
+        if "kms:EncryptionContext:run" in condition.get("StringEquals", {}):
+            statement["Condition"] = {"StringEquals": {"kms:EncryptionContext:run": site.run_or_tag}}
+    return statements
 
 
 def _allow(sid: str, actions: str | list[str], resources: list[str], condition: Json | None = None) -> Json:
