@@ -5,77 +5,29 @@ The server holds every caller to its policies; `test_s3_rgw` does the same on an
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from s3_identities import Enforcing, Identity, enforcing, statement
+from write_only import (
+    LONG,
+    PART_BYTES,
+    PUT,
+    REFUSED,
+    TWO_RIGHTS,
+    WRITTEN,
+    arn,
+    contents,
+    save_path,
+    store_of,
+    unfinished,
+)
 
 from strongroom.errors import AccessDeniedError, StoreError
 from strongroom.stores.offers import Resuming
-from strongroom.stores.s3 import S3Options, S3Store
+from strongroom.stores.s3 import S3Store
 
 __all__ = ["enforcing"]
-
-PART_BYTES = 64 << 10
-LONG = secrets.token_bytes(2 * PART_BYTES + 12345)
-"""Three parts."""
-
-_PUT = "s3:PutObject"
-_TWO_RIGHTS = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-_DENIED = (AccessDeniedError,)
-
-
-def store_of(server: Enforcing, bucket: str, identity: Identity, run: str = "a") -> S3Store:
-    """A run's root by somebody's credentials."""
-    options = S3Options(
-        endpoint_url=server.address, addressing_style="path", part_bytes=PART_BYTES, parts_in_flight=3
-    )
-    return S3Store(f"s3://{bucket}/runs/{run}", options=options, session=identity.session())
-
-
-def save_path(store: S3Store) -> None:
-    """Every call by which a save writes."""
-    assert store.put_if_absent("launches/000001", b"launch")
-    assert not store.put_if_absent("launches/000001", b"another's")
-    with store.open_writer("step-1/data/shard", length_bytes=len(LONG)) as writer:
-        for start in range(0, len(LONG), 50_000):
-            writer.write(memoryview(LONG)[start : start + 50_000])
-        writer.finish()
-    with store.open_writer("step-1/data/short", length_bytes=5) as writer:
-        writer.write(b"short")
-        writer.finish()
-    store.put("step-1/data/index", b"index")
-    store.make_durable("step-1")
-    assert store.put_if_absent("step-1/COMMIT", b"commit")
-
-
-WRITTEN = {
-    "launches/000001": b"launch",
-    "step-1/data/shard": LONG,
-    "step-1/data/short": b"short",
-    "step-1/data/index": b"index",
-    "step-1/COMMIT": b"commit",
-}
-
-
-def contents(server: Enforcing, bucket: str) -> dict[str, bytes]:
-    """What the administrator finds under the run ``a``."""
-    client = server.client("s3")
-    listed = client.list_objects_v2(Bucket=bucket).get("Contents", [])
-    return {
-        entry["Key"].removeprefix("runs/a/"): client.get_object(Bucket=bucket, Key=entry["Key"])[
-            "Body"
-        ].read()
-        for entry in listed
-    }
-
-
-def unfinished(server: Enforcing, bucket: str) -> list[str]:
-    """The keys of uploads that were begun and not ended."""
-    uploads = server.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-    return [upload["Key"] for upload in uploads]
 
 
 def give_up(store: S3Store, key: str) -> None:
@@ -83,20 +35,6 @@ def give_up(store: S3Store, key: str) -> None:
     with store.open_writer(key, length_bytes=len(LONG)) as writer:
         writer.write(memoryview(LONG)[: 2 * PART_BYTES])
         writer.abort()
-
-
-REFUSED: dict[str, Callable[[S3Store], object]] = {
-    "read": lambda store: store.read("step-1/COMMIT", limit_bytes=100),
-    "open_reader": lambda store: store.open_reader("step-1/data/shard"),
-    "stat": lambda store: store.stat("step-1/COMMIT"),
-    "read what is absent": lambda store: store.read("absent", limit_bytes=100),
-    "list_names": lambda store: store.list_names(""),
-    "list_names of a folder": lambda store: store.list_names("step-1"),
-    "outline": lambda store: store.outline("data"),
-    "delete": lambda store: store.delete("step-1/COMMIT"),
-    "delete_tree": lambda store: store.delete_tree("step-1"),
-    "unfinished_uploads": lambda store: store.unfinished_uploads(),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -110,17 +48,13 @@ def bucket(enforcing: Enforcing) -> str:
     return enforcing.bucket()
 
 
-def _arn(bucket: str, *parts: str) -> str:
-    return "/".join((f"arn:aws:s3:::{bucket}", *parts))
-
-
 def _user(server: Enforcing, bucket: str, *more: str) -> Identity:
-    return server.user(statement([_PUT, *more], _arn(bucket, "runs", "a", "*")))
+    return server.user(statement([PUT, *more], arn(bucket, "runs", "a", "*")))
 
 
 def _session(server: Enforcing, bucket: str, *more: str) -> Identity:
-    broad = statement("s3:*", [_arn(bucket), _arn(bucket, "*")])
-    return server.assume(server.role(broad), statement([_PUT, *more], _arn(bucket, "runs", "a", "*")))
+    broad = statement("s3:*", [arn(bucket), arn(bucket, "*")])
+    return server.assume(server.role(broad), statement([PUT, *more], arn(bucket, "runs", "a", "*")))
 
 
 @pytest.fixture(params=(_user, _session), ids=["user", "session"])
@@ -143,7 +77,7 @@ def test_whoever_may_only_write_sees_and_removes_nothing_not_even_its_own(
     store = store_of(enforcing, bucket, writer_of_one_run)
     save_path(store)
     for name, call in REFUSED.items():
-        with pytest.raises(_DENIED):
+        with pytest.raises(AccessDeniedError):
             call(store)
             pytest.fail(f"{name} was allowed")
     assert contents(enforcing, bucket) == WRITTEN
@@ -154,11 +88,11 @@ def test_no_object_can_be_written_outside_the_run(
     enforcing: Enforcing, bucket: str, writer_of_one_run: Identity, run: str
 ) -> None:
     other = store_of(enforcing, bucket, writer_of_one_run, run)
-    with pytest.raises(_DENIED):
+    with pytest.raises(AccessDeniedError):
         other.put("object", b"")
-    with pytest.raises(_DENIED):
+    with pytest.raises(AccessDeniedError):
         other.put_if_absent("step-1/COMMIT", b"")
-    with pytest.raises(_DENIED), other.open_writer("long", length_bytes=len(LONG)) as writer:
+    with pytest.raises(AccessDeniedError), other.open_writer("long", length_bytes=len(LONG)) as writer:
         writer.write(LONG)
         writer.finish()
     assert contents(enforcing, bucket) == {}
@@ -196,7 +130,7 @@ def test_an_upload_that_is_given_up_leaves_its_parts_to_the_buckets_lifecycle(
 
 
 def test_with_the_two_rights_of_uploads_nothing_is_left(enforcing: Enforcing, bucket: str) -> None:
-    give_up(store_of(enforcing, bucket, _user(enforcing, bucket, *_TWO_RIGHTS)), "step-1/data/shard")
+    give_up(store_of(enforcing, bucket, _user(enforcing, bucket, *TWO_RIGHTS)), "step-1/data/shard")
     assert unfinished(enforcing, bucket) == []
     assert contents(enforcing, bucket) == {}
 
@@ -210,7 +144,7 @@ def _begin(store: S3Store) -> Any:
 
 
 def test_with_them_an_upload_that_was_cut_short_is_gone_on_with(enforcing: Enforcing, bucket: str) -> None:
-    identity = _user(enforcing, bucket, *_TWO_RIGHTS)
+    identity = _user(enforcing, bucket, *TWO_RIGHTS)
     token = _begin(store_of(enforcing, bucket, identity)).token
     upload = store_of(enforcing, bucket, identity).resume_upload(
         "step-1/data/shard", length_bytes=len(LONG), token=token
@@ -229,7 +163,7 @@ def test_without_them_an_upload_can_be_begun_and_finished_but_not_gone_on_with(
 ) -> None:
     identity = _user(enforcing, bucket)
     upload = _begin(store_of(enforcing, bucket, identity))
-    with pytest.raises(_DENIED):
+    with pytest.raises(AccessDeniedError):
         store_of(enforcing, bucket, identity).resume_upload(
             "step-1/data/shard", length_bytes=len(LONG), token=upload.token
         )
@@ -249,7 +183,7 @@ def test_a_denial_says_what_was_refused_and_nothing_secret(enforcing: Enforcing,
 
 def test_credentials_that_nobody_has_are_a_denial_and_no_absence(enforcing: Enforcing, bucket: str) -> None:
     stranger = Identity(name="stranger", access_key="unknown", secret_key="unknown")  # noqa: S106
-    with pytest.raises(_DENIED):
+    with pytest.raises(AccessDeniedError):
         store_of(enforcing, bucket, stranger).read("step-1/COMMIT", limit_bytes=100)
-    with pytest.raises(_DENIED):
+    with pytest.raises(AccessDeniedError):
         store_of(enforcing, bucket, stranger).put("step-1/COMMIT", b"")
