@@ -334,6 +334,8 @@ class Copier:
     def _create(self, key: str, data: bytes | memoryview) -> bool:
         self._flow.check()
         self._flow.pace.spend(len(data))
+        # The wait may have been cut short.
+        self._flow.check()
         is_created = self._target.put_if_absent(key, data)
         if is_created:
             self._flow.sent(len(data))

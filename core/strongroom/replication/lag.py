@@ -1,14 +1,15 @@
-"""How far a target is behind, when that is worth a word, and how long a failure is waited out. Pure."""
+"""How far a target is behind, when that is worth a word, and how long a failure is waited out."""
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterable
 from typing import Final
 
 from strongroom.manifest import Commit
 
-__all__ = ["ALARM_S", "WARN_S", "LagWatch", "lag_s", "pause_s"]
+__all__ = ["ALARM_S", "WARN_S", "LagWatch", "lag_s", "pause_s", "random_pause_s"]
 
 WARN_S: Final = 3600.0
 """A target that is an hour behind is worth a warning: so much work would be lost with the first tier."""
@@ -34,6 +35,11 @@ def pause_s(failures: int, jitter: float) -> float:
     """
     longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
     return longest * (0.5 + 0.5 * jitter)
+
+
+def random_pause_s(failures: int) -> float:
+    """As `pause_s`, with jitter drawn."""
+    return pause_s(failures, random.random())  # noqa: S311 - to spread load, and no secret
 
 
 class LagWatch:

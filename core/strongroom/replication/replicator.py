@@ -6,7 +6,6 @@ through events, the log and `Replicator.wait`. Nothing of the first tier is ever
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from strongroom.events import Emitter
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.replication.courier import Target
+from strongroom.replication.lag import random_pause_s
 from strongroom.replication.upkeep import TargetState, Upkeep
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
@@ -42,7 +42,7 @@ class Replicator:
         clock: the time.
         emitter: hears of what was copied and what failed.
         guard: whose launches count.
-        draw: a number from 0 to 1, for pauses.
+        pause_s: how long to wait after so many failures in a row.
         is_main_alive: whether the program's main thread still runs.
         linger_s: how long a failing target keeps a program whose main thread has ended.
 
@@ -58,7 +58,7 @@ class Replicator:
         clock: Clock = SYSTEM_CLOCK,
         emitter: Emitter | None = None,
         guard: Guard = NO_GUARD,
-        draw: Callable[[], float] = random.random,
+        pause_s: Callable[[int], float] = random_pause_s,
         is_main_alive: Callable[[], bool] = lambda: threading.main_thread().is_alive(),
         linger_s: float = _LINGER_S,
     ) -> None:
@@ -75,7 +75,7 @@ class Replicator:
                 clock=clock,
                 emitter=emitter if emitter is not None else Emitter(),
                 guard=guard,
-                draw=draw,
+                pause_s=pause_s,
                 is_main_alive=is_main_alive,
                 linger_s=linger_s,
                 changed=self._changed,

@@ -28,7 +28,7 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.parallel import start
 from strongroom.replication.courier import Courier, Outlook, Target
-from strongroom.replication.lag import LagWatch, lag_s, pause_s
+from strongroom.replication.lag import LagWatch, lag_s
 from strongroom.signing import Guard
 from strongroom.stores.base import Store
 
@@ -91,7 +91,7 @@ class Upkeep:
         clock: Clock,
         emitter: Emitter,
         guard: Guard,
-        draw: Callable[[], float],
+        pause_s: Callable[[int], float],
         is_main_alive: Callable[[], bool],
         linger_s: float,
         changed: threading.Condition,
@@ -100,7 +100,7 @@ class Upkeep:
         self.stopped_by: StrongroomError | None = None
         self._clock = clock
         self._emitter = emitter
-        self._draw = draw
+        self._pause_s = pause_s
         self._is_main_alive = is_main_alive
         self._linger_s = linger_s
         self._changed = changed
@@ -372,7 +372,7 @@ class Upkeep:
             else:
                 _LOG.warning("%s could not be looked at: %s", self.uri, told)
         pause = _TURN_TAKEN_S if isinstance(error, ReplicationError) else 0.0
-        return self._wait(max(pause, pause_s(self._in_a_row, self._draw())))
+        return self._wait(max(pause, self._pause_s(self._in_a_row)))
 
     def _wait(self, pause: float) -> bool:
         """Wait before another try, but no longer than a program that ends can wait for it."""
