@@ -59,7 +59,7 @@ from strongroom.events import (
 )
 from strongroom.handle import Failures, SaveHandle
 from strongroom.keeping import Keeper, check_may_remove
-from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_LAUNCH, MAX_STEP, CheckpointName
+from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_LAUNCH, MAX_STEP, CheckpointName, check_scatter
 from strongroom.manifest import (
     MAX_DEADLINE_S,
     CheckpointRef,
@@ -211,6 +211,8 @@ class Checkpointer:
             shared disk or network. None: as fast as it can.
         reserve_bytes: what is to stay free on the root's file system. A save that does not fit beside it
             fails before anything is written; so does one that does not fit at all.
+        scatter: over how many folders a checkpoint's shards are spread, 2 to 256, for a store that takes only
+            so many requests a second of names which begin alike; None: over none.
         overlap_device_copy: whether `save` returns while tensors on an accelerator are still being
             copied. The next step of the state's optimizers then waits for the copy, on the
             device; change such tensors in no other way before `SaveHandle.wait_staged`.
@@ -247,6 +249,7 @@ class Checkpointer:
         memory_budget: int | None = None,
         max_bytes_per_second: float | None = None,
         reserve_bytes: int = 0,
+        scatter: int | None = None,
         overlap_device_copy: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         draw: Callable[[int], str] = secrets.token_hex,
@@ -308,6 +311,7 @@ class Checkpointer:
             parts=self._workers,
             budget_bytes=check_budget(memory_budget),
             is_overlapped=overlap_device_copy,
+            scatter=check_scatter(0 if scatter is None else scatter),
         )
         self._owners = Owners(self._ranks.world_size)
         self._replicating = (

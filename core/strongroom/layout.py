@@ -6,9 +6,12 @@ parts again is not one of ours. `docs/format.md`, clause 2.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from strongroom.errors import ConfigError, FormatError
@@ -25,6 +28,7 @@ __all__ = [
     "MAX_LAUNCH",
     "MAX_PART",
     "MAX_RANK",
+    "MAX_SCATTER",
     "MAX_STEP",
     "PROVENANCE",
     "RUN",
@@ -36,9 +40,11 @@ __all__ = [
     "STATE",
     "CheckpointName",
     "check_relative_path",
+    "check_scatter",
     "collisions",
     "data_key",
     "further_signature_key",
+    "is_shard_folder",
     "keyring_key",
     "launch_key",
     "parse_keyring_name",
@@ -79,6 +85,8 @@ MAX_LAUNCH: Final = 10**6 - 1
 MAX_RANK: Final = 10**5 - 1
 MAX_KEYRING: Final = 10**4 - 1
 MAX_PART: Final = 10**4 - 1
+MAX_SCATTER: Final = 256
+"""As many folders as two hexadecimal digits name."""
 ATTEMPT_HEX_DIGITS: Final = 16
 """64 random bits: attempts at one step of one launch are few."""
 
@@ -87,7 +95,8 @@ _CHECKPOINT = re.compile(r"step-([0-9]{12})-([0-9]{4,6})-([0-9a-f]{16})")
 _LAUNCH = re.compile(r"([0-9]{6})\.json")
 _KEYRING = re.compile(r"([0-9]{4})\.json")
 _SIGNATURE = re.compile(r"([0-9a-f]{64})\.json")
-_SHARD = re.compile(r"([0-9]{5})-([0-9]{2,4})\.safetensors")
+_SHARD = re.compile(r"(?:[0-9a-f]{2}/)?(([0-9]{5})-([0-9]{2,4})\.safetensors)")
+_SHARD_FOLDER = re.compile(r"[0-9a-f]{2}/?")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -182,21 +191,56 @@ def parse_launch_name(name: str) -> int | None:
     return int(match[1]) if match and int(match[1]) >= 1 else None
 
 
-def shard_path(rank: int, part: int) -> str:
-    """A shard's path under ``data/``: ``00000-00.safetensors``."""
+def shard_path(rank: int, part: int, *, scatter: int = 0) -> str:
+    """A shard's path under ``data/``: ``00000-00.safetensors``.
+
+    Args:
+        scatter: the number of folders over which shards are spread, as ``a0/00000-00.safetensors``; 0: none.
+    """
     _check_rank(rank)
     if not 0 <= part <= MAX_PART:
         raise ConfigError(f"a shard's part lies between 0 and {MAX_PART}, got {part}")
-    return f"{rank:05d}-{part:02d}.safetensors"
+    name = f"{rank:05d}-{part:02d}.safetensors"
+    if not check_scatter(scatter):
+        return name
+    folder = (rank + part * _stride(scatter)) % scatter
+    # Over all that two digits can name: a store divides a bucket by the first characters that differ.
+    return f"{folder * MAX_SCATTER // scatter:02x}/{name}"
 
 
 def parse_shard_path(path: str) -> tuple[int, int] | None:
-    """``(rank, part)`` of a shard's path, or None where it is not one."""
+    """``(rank, part)`` of a shard's path, in a folder of shards or in none; None where it is not one.
+
+    Which folder a shard is in follows from nothing else: its writer chose.
+    """
     match = _SHARD.fullmatch(path)
     if match is None:
         return None
-    rank, part = int(match[1]), int(match[2])
-    return (rank, part) if shard_path(rank, part) == path else None
+    rank, part = int(match[2]), int(match[3])
+    return (rank, part) if shard_path(rank, part) == match[1] else None
+
+
+def is_shard_folder(name: str) -> bool:
+    """Whether a folder under ``data/`` may hold shards; a trailing ``/`` is fine."""
+    return _SHARD_FOLDER.fullmatch(name) is not None
+
+
+def check_scatter(scatter: int) -> int:
+    """Return a number of folders for shards unchanged if it is one; 0 stands for none."""
+    if type(scatter) is not int or scatter == 1 or not 0 <= scatter <= MAX_SCATTER:
+        raise ConfigError(f"scatter is 0, or a number of folders from 2 to {MAX_SCATTER}, got {scatter!r}")
+    return scatter
+
+
+@cache
+def _stride(scatter: int) -> int:
+    """How many folders further a rank's next part lies.
+
+    Ranks take one folder after another, and parts go round in strides that meet every folder: of few
+    ranks and many parts, or of many ranks and few, no folder gets much more than its share.
+    """
+    strides = itertools.count(max(1, scatter * 3 // 8))
+    return next(stride for stride in strides if math.gcd(stride, scatter) == 1)
 
 
 def rank_state_path(rank: int) -> str:

@@ -478,6 +478,11 @@ def _check_files(manifest: Manifest, what: str) -> None:
                 f"{what}: {record.path} has a {record.digest.algorithm} digest where the manifest "
                 f"says {manifest.algorithm}"
             )
+    shards: dict[tuple[int, int], str] = {}
+    for record in manifest.files:
+        shard = layout.parse_shard_path(record.plain_path)
+        if shard is not None and shards.setdefault(shard, record.path) != record.path:
+            raise FormatError(f"{what} lists one shard twice, as {shards[shard]} and as {record.path}")
     pairs = layout.collisions(paths)
     if pairs:
         raise FormatError(f"{what}: {pairs[0][0]!r} and {pairs[0][1]!r} differ only by case or Unicode form")

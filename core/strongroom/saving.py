@@ -146,6 +146,7 @@ class Stager:
         available: Callable[[], int | None] = available_bytes,
         is_overlapped: bool = False,
         copier: Callable[[], DeviceCopier | None] = own_copier,
+        scatter: int = 0,
     ) -> None:
         self._ranks = ranks
         self._is_overlapped = is_overlapped
@@ -160,6 +161,7 @@ class Stager:
         self._picker: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
         self._picked: tuple[ChunkSpec, ...] | None = None
         self._parts = parts
+        self._scatter = scatter
         # Made anew by the first save, which knows whether there is an accelerator.
         self._stage = self._new_stage()
         self._bound_length = 0
@@ -245,6 +247,7 @@ class Stager:
                 parts=self._parts,
                 metadata=metadata,
                 first_part=len(shards),
+                scatter=self._scatter,
             )
             files = run_all(
                 [partial(write, layout, streamed_pieces(layout, tensors, metadata)) for layout in layouts],
@@ -307,6 +310,7 @@ class Stager:
             parts=self._parts,
             is_pinned=isinstance(copier, CudaCopier),
             copier=copier,
+            scatter=self._scatter,
         )
 
     def _within_budget(self) -> Split:

@@ -129,6 +129,7 @@ def lay_out(
     parts: int,
     metadata: Mapping[str, str],
     first_part: int = 0,
+    scatter: int = 0,
 ) -> list[ShardLayout]:
     """Spread one rank's chunks over files of about equal size.
 
@@ -138,6 +139,7 @@ def lay_out(
         parts: files wanted at most (one a worker); fewer where the state is small.
         metadata: any `binding` of the run: only its length matters.
         first_part: the number of the first file.
+        scatter: over how many folders files are spread; 0: over none.
     """
     ordered = sorted(chunks, key=lambda chunk: (-chunk.size_bytes, chunk.entry))
     total = sum(chunk.size_bytes for chunk in ordered)
@@ -150,16 +152,17 @@ def lay_out(
         bins[emptiest].append(chunk)
         # An entry costs header bytes too, which spreads many small tensors by count.
         filled[emptiest] += chunk.size_bytes + 128
-    return [_lay_out_part(part, rank, number, metadata) for number, part in enumerate(bins, start=first_part)]
+    return [
+        _lay_out_part(part, layout.shard_path(rank, number, scatter=scatter), metadata)
+        for number, part in enumerate(bins, start=first_part)
+    ]
 
 
-def _lay_out_part(
-    chunks: Sequence[ChunkSpec], rank: int, number: int, metadata: Mapping[str, str]
-) -> ShardLayout:
+def _lay_out_part(chunks: Sequence[ChunkSpec], path: str, metadata: Mapping[str, str]) -> ShardLayout:
     ordered = sorted(chunks, key=lambda chunk: (-DTYPE_BYTES[chunk.dtype], chunk.entry))
     _, header = tensorfile.build_header(_described(ordered), metadata)
     return ShardLayout(
-        path=layout.shard_path(rank, number),
+        path=path,
         chunks=tuple(ordered),
         starts=tuple(entry.start for entry in header.entries),
         header_bytes=header.data_start,

@@ -56,17 +56,25 @@ class Stage:
         parts: files wanted at most.
         is_pinned: whether the buffers are pinned, which copies from a device run beside training from.
         copier: copies what lies on an accelerator; None: it is copied like anything else.
+        scatter: over how many folders files are spread; 0: over none.
 
     Attributes:
         pending: copies from accelerators that the last `copy` left under way; None: all is there.
     """
 
     def __init__(
-        self, *, rank: int, parts: int, is_pinned: bool = False, copier: DeviceCopier | None = None
+        self,
+        *,
+        rank: int,
+        parts: int,
+        is_pinned: bool = False,
+        copier: DeviceCopier | None = None,
+        scatter: int = 0,
     ) -> None:
         self.pending: Pending | None = None
         self._rank = rank
         self._parts = parts
+        self._scatter = scatter
         self._is_pinned = is_pinned
         self._copier = copier
         self._key: tuple[ChunkSpec, ...] | None = None
@@ -165,7 +173,8 @@ class Stage:
         targets: list[torch.Tensor] = []
         numbers: list[int] = []
         number_of = {spec: number for number, spec in enumerate(key)}
-        for shard in lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata):
+        laid_out = lay_out(key, rank=self._rank, parts=self._parts, metadata=metadata, scatter=self._scatter)
+        for shard in laid_out:
             buffer = _page_aligned(shard.size_bytes, is_pinned=self._is_pinned)
             places = [
                 (chunk, start, number_of[chunk])

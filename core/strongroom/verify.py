@@ -561,7 +561,9 @@ def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, 
     _check_folder(store, signatures, lambda each: layout.parse_signature_name(each) is not None, findings)
     if manifest is None:
         # Which files belong there is unknown, but not what a file of a checkpoint may be called.
-        _check_folder(store, f"{name.folder}/{layout.DATA}", _may_belong, findings)
+        data = f"{name.folder}/{layout.DATA}"
+        for folder in _check_folder(store, data, _may_belong, findings):
+            _check_folder(store, f"{data}/{folder}", _may_be_shard, findings)
         return
     within: dict[str, set[str]] = {"": {layout.MANIFEST}}
     for record in manifest.files:
@@ -578,15 +580,26 @@ def _check_names(store: Store, name: CheckpointName, manifest: Manifest | None, 
 
 
 def _may_belong(name: str) -> bool:
+    if name.endswith("/"):
+        return layout.is_shard_folder(name)
     plain = name.removesuffix(layout.SEALED)
-    return plain in _DOCUMENTS or layout.parse_shard_path(plain) is not None or rank_of(plain) is not None
+    return plain in _DOCUMENTS or _may_be_shard(name) or rank_of(plain) is not None
 
 
-def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: Findings) -> None:
+def _may_be_shard(name: str) -> bool:
+    return layout.parse_shard_path(name.removesuffix(layout.SEALED)) is not None
+
+
+def _check_folder(store: Store, folder: str, belongs: Callable[[str], bool], findings: Findings) -> list[str]:
+    """Tell what does not belong in a folder; the folders that do."""
+    folders = []
     with findings.about(f"{folder}/"):
         for name in store.list_names(folder):
             if not belongs(name):
                 findings.add(f"{folder}/{name}", "unexpected", "it is no part of this checkpoint")
+            elif name.endswith("/"):
+                folders.append(name.removesuffix("/"))
+    return folders
 
 
 def _unlock(

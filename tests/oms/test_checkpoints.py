@@ -34,14 +34,16 @@ def key(tmp_path: Path) -> MemorySigner:
     return signer
 
 
-def save(root: Path, signer: Signer, *, digest: str = "sha256", sealed: bool = False) -> Path:
+def save(
+    root: Path, signer: Signer, *, digest: str = "sha256", sealed: bool = False, scatter: int | None = None
+) -> Path:
     """One checkpoint of a signed run; its folder."""
     seal = None
     if sealed:
         create_key_file(root.parent / "kek.key")
         seal = Seal(recipients=["file:kek.key"], base=root.parent)
     policy = SecurityPolicy(seal=seal, sign=Sign(key=signer), digest=digest)  # type: ignore[arg-type]
-    with Checkpointer(root, security=policy) as ck:
+    with Checkpointer(root, security=policy, scatter=scatter) as ck:
         ck.save(7, {"model": torch.nn.Linear(300, 300), "extra": {"epoch": 1}}).result(60)
     (folder,) = root.glob("step-*")
     return folder
@@ -64,6 +66,16 @@ def test_every_file_of_a_checkpoint_is_verified(
 ) -> None:
     folder = save(tmp_path / "run", key, sealed=sealed)
     assert model_signing.accepts("key", *arguments(folder))
+
+
+def test_files_in_folders_are_verified_and_so_is_where_they_are(
+    tmp_path: Path, key: MemorySigner, model_signing: ModelSigning
+) -> None:
+    folder = save(tmp_path / "run", key, scatter=16)
+    (shard,) = folder.glob("data/*/00000-00.safetensors")
+    assert model_signing.accepts("key", *arguments(folder))
+    shard.rename(folder / "data" / shard.name)
+    assert not model_signing.accepts("key", *arguments(folder))
 
 
 @pytest.mark.parametrize("sealed", (False, True), ids=("plain", "sealed"))

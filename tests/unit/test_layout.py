@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from strongroom.layout import (
     MAX_LAUNCH,
     MAX_PART,
     MAX_RANK,
+    MAX_SCATTER,
     MAX_STEP,
     CheckpointName,
     check_relative_path,
+    check_scatter,
     collisions,
     data_key,
+    is_shard_folder,
     launch_key,
     parse_launch_name,
     parse_shard_path,
@@ -69,7 +73,7 @@ def test_a_name_is_ours_only_if_it_comes_out_of_its_own_parts_again(text: str) -
     number = parse_launch_name(text)
     assert number is None or launch_key(number) == f"launches/{text}"
     shard = parse_shard_path(text)
-    assert shard is None or shard_path(*shard) == text
+    assert shard is None or shard_path(*shard) == text.rpartition("/")[2]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,43 @@ def test_launches_and_shards_are_read_back(launch: int, rank: int, part: int) ->
     check_relative_path(rank_state_path(rank))
 
 
+@given(st.integers(0, MAX_RANK), st.integers(0, MAX_PART), st.integers(2, MAX_SCATTER))
+def test_a_scattered_shard_is_read_back_whatever_folder_it_is_in(rank: int, part: int, scatter: int) -> None:
+    path = shard_path(rank, part, scatter=scatter)
+    assert parse_shard_path(path) == (rank, part)
+    assert is_shard_folder(path[:2])
+    assert is_shard_folder(path[:3])
+    assert check_relative_path(path) == path
+    assert parse_shard_path(f"ff/{path[3:]}") == (rank, part)
+
+
+@pytest.mark.parametrize(("ranks", "parts"), ((1, 64), (64, 1), (16, 4), (5, 13), (1024, 3)))
+@pytest.mark.parametrize("scatter", (2, 10, 16, 256))
+def test_shards_are_spread_evenly(ranks: int, parts: int, scatter: int) -> None:
+    paths = [shard_path(rank, part, scatter=scatter) for rank in range(ranks) for part in range(parts)]
+    filled = Counter(path[:2] for path in paths)
+    assert max(filled.values()) <= 2 * -(-len(paths) // scatter)
+    assert len(filled) >= min(scatter, len(paths)) / 2
+    if ranks == 1 or parts == 1:
+        assert max(filled.values()) == -(-len(paths) // scatter)
+
+
+def test_folders_of_shards_lie_as_far_apart_as_two_digits_can() -> None:
+    assert [shard_path(rank, 0, scatter=4)[:2] for rank in range(5)] == ["00", "40", "80", "c0", "00"]
+    assert len({shard_path(rank, 0, scatter=256)[:2] for rank in range(256)}) == 256
+
+
+@pytest.mark.parametrize("folder", ("", "a", "abc", "A0", "g0", "a0/a0", "a0//", "\u0660\u0661", "data"))
+def test_no_other_folder_may_hold_shards(folder: str) -> None:
+    assert not is_shard_folder(folder)
+
+
+@pytest.mark.parametrize("scatter", (1, -1, 257, True, 2.0, "16"))
+def test_shards_are_spread_over_a_number_of_folders(scatter: Any) -> None:
+    with pytest.raises(ConfigError, match="a number of folders from 2 to 256"):
+        check_scatter(scatter)
+
+
 @pytest.mark.parametrize(
     "text",
     (
@@ -148,6 +189,12 @@ def test_launches_and_shards_are_read_back(launch: int, rank: int, part: int) ->
         "100000-00.safetensors",
         "00000-00.safetensors.floe",
         "a/00000-00.safetensors",
+        "A0/00000-00.safetensors",
+        "abc/00000-00.safetensors",
+        "a0/a0/00000-00.safetensors",
+        "a0/0-0.safetensors",
+        "a0/",
+        "/00000-00.safetensors",
     ),
 )
 def test_a_shards_path_has_one_spelling(text: str) -> None:

@@ -76,6 +76,26 @@ def test_a_manifest_knows_its_files_and_their_size() -> None:
     assert COMMIT.ref.name == NAME
 
 
+@pytest.mark.parametrize(
+    "paths",
+    (
+        ("00000-00.safetensors", "a0/00000-00.safetensors"),
+        ("00/00000-00.safetensors", "a0/00000-00.safetensors"),
+    ),
+)
+def test_one_shard_in_two_folders_is_refused(paths: tuple[str, str]) -> None:
+    import dataclasses
+
+    def of(*paths: str) -> bytes:
+        files = (*(record(path, 20) for path in paths), record("index.safetensors"))
+        return dataclasses.replace(MANIFEST, files=tuple(sorted(files, key=lambda file: file.path))).encode()
+
+    with pytest.raises(FormatError, match=f"lists one shard twice, as {paths[0]} and as {paths[1]}"):
+        Manifest.decode(of(*paths), "it")
+    scattered = Manifest.decode(of("00/00000-00.safetensors", "a0/00000-01.safetensors"), "it")
+    assert scattered.file("a0/00000-01.safetensors") is not None
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
 def test_no_single_changed_byte_reads_as_the_same_document(document: Any) -> None:
     data = document.encode()
