@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strongroom.errors import ConfigError
-from strongroom.stores import LocalStore, MemoryStore, Store, open_store
+from strongroom.stores import LocalStore, MemoryStore, S3Store, Store, open_store
 
 
 def _root(store: Store) -> str:
@@ -40,6 +40,20 @@ def test_a_uri_of_a_store_opens_that_store_again(tmp_path: Path) -> None:
     assert _root(open_store(store.uri)) == store.root
 
 
+def test_an_s3_uri_opens_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3", reason="roots in buckets need boto3")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    store = open_store("s3://bucket/runs/a/")
+    assert isinstance(store, S3Store)
+    assert store.uri == "s3://bucket/runs/a"
+    assert open_store("S3://bucket").uri == "s3://bucket"
+
+
+def test_a_bucket_that_went_through_a_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pass it as a string"):
+        open_store(Path("s3://bucket/runs"))
+
+
 def test_a_store_is_taken_as_it_is() -> None:
     store = MemoryStore()
     assert open_store(store) is store
@@ -48,8 +62,8 @@ def test_a_store_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("root", "told"),
     (
-        ("s3://bucket/prefix", "'s3'.*paths and file:// URIs"),
-        ("gs://bucket", "'gs'"),
+        ("s3://a", "names no bucket"),
+        ("gs://bucket", "'gs'.*paths, file:// and s3:// URIs"),
         ("file://elsewhere/runs", "'elsewhere'"),
         ("file://localhost", "no absolute path"),
         ("file:///runs/a?b", "%3F"),

@@ -119,7 +119,7 @@ def exists_error(bucket: Bucket, key: str) -> StoreError:
 
 
 def remove_quietly(bucket: Bucket, key: str) -> bool:
-    """Remove what this call has left at a key, where it may (else garbage collection does); whether it did."""
+    """Remove what this call has left at a key, where it may; whether it did. Else garbage collection does."""
     try:
         bucket.must("delete_object", key)
     except StoreError as error:

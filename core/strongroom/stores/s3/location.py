@@ -11,9 +11,9 @@ from strongroom.errors import ConfigError
 __all__ = ["Location"]
 
 _BUCKET = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}"
     # An access point stands for a bucket.
-    r"|arn:[A-Za-z0-9-]+:s3[A-Za-z0-9-]*:[A-Za-z0-9-]*:[0-9]*:accesspoint[:/][A-Za-z0-9-]{1,63}"
+    r"arn:[A-Za-z0-9-]+:s3[A-Za-z0-9-]*:[A-Za-z0-9-]*:[0-9]*:accesspoint[:/][A-Za-z0-9-]{1,63}"
+    r"|[A-Za-z0-9][A-Za-z0-9._-]{1,254}"
 )
 _MAX_PREFIX_BYTES: Final = 500
 """A key has at most 1,024 bytes (Amazon S3 user guide), and one of ours up to 512."""

@@ -1,0 +1,361 @@
+"""Finding and reading what lies in a bucket: few requests, the caller's memory, never two objects mixed."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from s3_events import Wire
+from s3_servers import S3Server
+
+from strongroom.errors import (
+    AccessDeniedError,
+    FormatError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from strongroom.stores import S3Options, S3Store
+from strongroom.stores.offers import Outlining, tuning_of
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def wire(moto_s3: S3Server) -> Wire:
+    return Wire(moto_s3)
+
+
+@pytest.fixture
+def bucket(moto_s3: S3Server) -> str:
+    return moto_s3.make_bucket()
+
+
+# Requests
+
+
+def test_a_small_object_is_read_in_one_request_and_a_large_one_by_ranges(wire: Wire, bucket: str) -> None:
+    data = bytes(range(256)) * (5 * MIB // 2 // 256)
+    store = wire.store(bucket, read_bytes=MIB)
+    store.put("object", data)
+    wire.forget()
+    assert store.read("object", limit_bytes=len(data)) == data
+    assert wire.operations == {"GetObject": 1}
+    wire.forget()
+    buffer = bytearray(len(data))
+    with store.open_reader("object") as reader:
+        assert reader.read_into(0, memoryview(buffer)) == len(data)
+        assert reader.read_into(len(data), memoryview(bytearray(10))) == 0
+    assert buffer == data
+    assert wire.operations == {"HeadObject": 1, "GetObject": 3}
+    assert all("If-Match" in headers for operation, headers in wire.requests if operation == "GetObject")
+
+
+def test_reading_many_ranges_needs_no_more_connections_than_readers(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("object", bytes(MIB))
+    buffer = memoryview(bytearray(1000))
+    with store.open_reader("object") as reader:
+        for number in range(20):
+            reader.read_into(number * 1000, buffer)
+    pools = store._bucket.client()._client._endpoint.http_session._manager.pools
+    assert sum(pools[key].num_connections for key in pools.keys()) == 1  # noqa: SIM118 - no dictionary
+
+
+def test_a_bucket_says_how_it_is_used_best(wire: Wire, bucket: str) -> None:
+    tuning = tuning_of(wire.store(bucket))
+    assert (tuning.read_bytes, tuning.reads, tuning.looks) == (8 * MIB, 16, 16)
+
+
+def test_what_is_too_long_is_refused_and_not_fetched(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("object", bytes(4 * MIB))
+    with pytest.raises(FormatError, match="at most 10"):
+        store.read("object", limit_bytes=10)
+
+
+# Two objects never mix
+
+
+def test_an_object_that_was_replaced_while_it_was_read_is_noticed(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("object", b"first")
+    buffer = bytearray(5)
+    with store.open_reader("object") as reader:
+        wire.server.behind.put_object(Bucket=bucket, Key="run/object", Body=b"other")
+        with pytest.raises(StoreUnavailableError, match="was replaced while it was read"):
+            reader.read_into(0, memoryview(buffer))
+        store.delete("object")
+        with pytest.raises(ObjectNotFoundError):
+            reader.read_into(0, memoryview(buffer))
+
+
+class _Stubborn(http.server.BaseHTTPRequestHandler):
+    """Cuts every first answer short, and can ignore ranges."""
+
+    protocol_version = "HTTP/1.1"
+    data = bytes(range(256)) * 4096
+    cuts = 0
+    ignores_ranges = False
+    asked: tuple[str, ...] = ()
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.send_header("ETag", '"tag"')
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        kind = type(self)
+        kind.asked = (*kind.asked, self.headers.get("Range", ""))
+        wanted = self.headers.get("Range")
+        data = self.data
+        if wanted is None or self.ignores_ranges:
+            self.send_response(200)
+        else:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            data = data[int(first) : int(last) + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.data)}")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if kind.cuts:
+            kind.cuts -= 1
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
+        pass
+
+
+@pytest.fixture
+def stubborn(moto_s3: S3Server) -> Iterator[tuple[type[_Stubborn], S3Store]]:
+    class Handler(_Stubborn):
+        pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    store = S3Store(
+        "s3://bucket/run",
+        options=S3Options(endpoint_url=f"http://127.0.0.1:{server.server_port}"),
+        session=moto_s3.session,
+        sleep=lambda _: None,
+    )
+    yield Handler, store
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def test_an_answer_that_breaks_off_is_gone_on_with(stubborn: tuple[type[_Stubborn], S3Store]) -> None:
+    handler, store = stubborn
+    handler.cuts = 2
+    assert store.read("object", limit_bytes=2 * MIB) == handler.data
+    handler.cuts, handler.asked = 2, ()
+    buffer = bytearray(MIB)
+    with store.open_reader("object") as reader:
+        assert reader.read_into(0, memoryview(buffer)) == MIB
+    assert buffer == handler.data
+    # What had come was not asked for again.
+    assert handler.asked == (
+        f"bytes=0-{MIB - 1}",
+        f"bytes={MIB // 2}-{MIB - 1}",
+        f"bytes={MIB * 3 // 4}-{MIB - 1}",
+    )
+
+
+def test_an_answer_that_always_breaks_off_is_an_error(stubborn: tuple[type[_Stubborn], S3Store]) -> None:
+    handler, store = stubborn
+    handler.cuts = 1000
+    with pytest.raises(StoreUnavailableError, match="10 tries"):
+        store.read("object", limit_bytes=2 * MIB)
+    with store.open_reader("object") as reader, pytest.raises(StoreUnavailableError, match="10 tries"):
+        reader.read_into(0, memoryview(bytearray(MIB)))
+
+
+def test_a_server_that_ignores_ranges_is_noticed(stubborn: tuple[type[_Stubborn], S3Store]) -> None:
+    handler, store = stubborn
+    handler.ignores_ranges = True
+    with store.open_reader("object") as reader:
+        with pytest.raises(StoreError, match="were asked for"):
+            reader.read_into(100, memoryview(bytearray(10)))
+        # All of it is all of it, range or not.
+        assert reader.read_into(0, memoryview(bytearray(MIB))) == MIB
+
+
+# Absent, or only out of sight
+
+
+def test_what_an_identity_may_not_look_at_is_absent_only_where_it_is_not_listed(
+    wire: Wire, bucket: str
+) -> None:
+    store = wire.store(bucket)
+    store.put("there", b"x")
+    for key, expected in (
+        ("absent", ObjectNotFoundError),
+        ("ther", ObjectNotFoundError),
+        ("there", AccessDeniedError),
+    ):
+        wire.answer("HeadObject", 403, "", count=2)
+        wire.answer("GetObject", 403, "AccessDenied")
+        with pytest.raises(expected):
+            store.stat(key)
+        with pytest.raises(expected):
+            store.open_reader(key)
+        with pytest.raises(expected):
+            store.read(key, limit_bytes=10)
+    wire.answer("HeadObject", 403, "")
+    wire.answer("ListObjectsV2", 403, "AccessDenied")
+    with pytest.raises(AccessDeniedError, match="s3:GetObject was refused"):
+        store.stat("absent")
+
+
+def test_an_absent_bucket_is_no_absent_object(wire: Wire) -> None:
+    for ask in (
+        lambda store: store.stat("run.json"),
+        lambda store: store.open_reader("run.json"),
+        lambda store: store.read("run.json", limit_bytes=1),
+        lambda store: store.list_names(""),
+        lambda store: store.put("object", b"x"),
+        lambda store: store.put_if_absent("object", b"x"),
+        lambda store: store.delete_tree("folder"),
+    ):
+        with pytest.raises(StoreError, match="there is no bucket absent-bucket at http://127") as told:
+            ask(wire.store("absent-bucket"))
+        assert not isinstance(told.value, ObjectNotFoundError)
+
+
+# Listing
+
+
+def test_a_listing_goes_on_until_its_end(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    names = [f"{number:03d}" for number in range(7)]
+    for name in names:
+        store.put(f"folder/{name}", b"x")
+    wire.forget()
+    wire.change("ListObjectsV2", _two_at_a_time)
+    assert store.list_names("folder") == names
+    assert wire.operations == {"ListObjectsV2": 4}
+    assert set(store.outline("data")) == {f"folder/{name}" for name in names}
+    store.delete_tree("folder")
+    assert wire.server.keys(bucket) == []
+
+
+def _two_at_a_time(request: Any) -> None:
+    request.url += "&max-keys=2"
+
+
+def test_an_outline_takes_few_entries_of_a_checkpoint(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    assert isinstance(store, Outlining)
+    for step in range(3):
+        for path in ("COMMIT", "signature.json", "keyring/0001.json", *(f"data/{n:05d}" for n in range(9))):
+            store.put(f"step-{step}/{path}", b"xy")
+    store.put("run.json", b"{}")
+    wire.forget()
+    outline = store.outline("data")
+    assert wire.operations == {"ListObjectsV2": 1}
+    assert len(outline) == 3 * 4 + 1
+    assert outline["step-0/data/"] is None
+    assert outline["step-2/COMMIT"] == store.stat("step-2/COMMIT")
+
+
+_PARTS = st.sampled_from(("data", "x-data", "data-x", "a", "b", "keyring"))
+_KEYS = st.lists(_PARTS, min_size=1, max_size=4).map("/".join)
+
+
+@settings(max_examples=25)
+@given(keys=st.sets(_KEYS, max_size=6), folds=st.booleans())
+def test_an_outline_is_the_same_on_every_server(moto_s3: S3Server, keys: set[str], folds: bool) -> None:
+    wire = Wire(moto_s3)
+    bucket = moto_s3.make_bucket()
+    for key in (
+        *(f"run/{key}" for key in keys),
+        "other/data/x",
+        "run/",
+        "run/a/",
+        "run/data//x",
+        "run/.hidden",
+    ):
+        moto_s3.behind.put_object(Bucket=bucket, Key=key, Body=b"x")
+    if not folds:
+        wire.change("ListObjectsV2", _take_no_delimiter)
+    expected: set[str] = set()
+    for key in keys:
+        parts = key.split("/")
+        folders = [number for number, part in enumerate(parts[:-1]) if part == "data"]
+        expected.add("/".join(parts[: folders[0] + 1]) + "/" if folders else key)
+    outline = wire.store(bucket).outline("data")
+    assert set(outline) - {"data/"} == expected - {"data/"}
+    assert all((info is None) == key.endswith("/") for key, info in outline.items())
+
+
+def _take_no_delimiter(request: Any) -> None:
+    request.url = request.url.replace("delimiter=%2Fdata%2F", "")
+
+
+def test_foreign_objects_do_not_break_a_listing(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("step-1/COMMIT", b"x")
+    for key in (
+        "run/",
+        "run/step-1/",
+        "run/empty/",
+        "run//odd",
+        "run/ä b",
+        "run/step-1/.COMMIT.0123456789abcdef.tmp",
+    ):
+        wire.server.behind.put_object(Bucket=bucket, Key=key, Body=b"")
+    assert store.list_names("") == ["empty/", "step-1/", "ä b"]
+    assert store.list_names("step-1") == ["COMMIT"]
+    assert set(store.outline("data")) == {"step-1/COMMIT"}
+
+
+def test_a_root_may_be_a_whole_bucket_or_have_names_of_all_kinds(wire: Wire, bucket: str) -> None:
+    for prefix in ("", "a b/ä%20+&?#x"):
+        store = wire.store(bucket, prefix)
+        store.put("folder/object", b"x")
+        assert store.list_names("") == ["folder/"]
+        assert store.read("folder/object", limit_bytes=1) == b"x"
+        assert set(store.outline("data")) == {"folder/object"}
+        store.delete_tree("folder")
+        assert store.list_names("") == []
+
+
+# Removing
+
+
+def test_what_a_server_says_in_its_answer_about_one_object_is_an_error(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("folder/object", b"x")
+    told = "<Key>run/folder/object</Key><Code>AccessDenied</Code><Message>told</Message>"
+    body = f"<DeleteResult><Error>{told}</Error></DeleteResult>".encode()
+    wire.answer("DeleteObjects", 200, "", body=body)
+    with pytest.raises(AccessDeniedError, match="s3:DeleteObject was refused"):
+        store.delete_tree("folder")
+    wire.answer(
+        "DeleteObjects",
+        200,
+        "",
+        body=body.replace(b"</Error>", b"</Error>" + f"<Error>{told}</Error>".encode()),
+    )
+    with pytest.raises(AccessDeniedError, match="2 objects were not deleted"):
+        store.delete_tree("folder")
+
+
+def test_removing_is_asked_for_with_a_checksum_that_old_servers_know(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("folder/object", b"x")
+    wire.forget()
+    store.delete_tree("folder")
+    assert [("Content-MD5" in headers) for op, headers in wire.requests if op == "DeleteObjects"] == [True]
