@@ -7,4 +7,4 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-sys.path[:0] = [str(HERE), str(HERE / "vectors")]
+sys.path[:0] = [str(HERE), str(HERE / "vectors"), str(HERE.parent / "stores")]
