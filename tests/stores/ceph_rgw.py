@@ -168,6 +168,7 @@ rgw sts key = {secrets.token_hex(8)}
 rgw enable usage log = false
 rgw region root pool = .rgw.root
 rgw gc obj min wait = 1
+rgw multipart min part size = 1024
 """)
     return settings
 
@@ -235,7 +236,8 @@ def start_rgw() -> Iterator[Rgw]:
         _run("ceph", *config, "--connect-timeout", "60", "osd", "new", disk, "0")
         _run("ceph-osd", *config, "-i", "0", "--mkfs", "--osd-uuid", disk)
         stack.enter_context(_daemon(folder, "ceph-osd", *config, "-f", "-i", "0"))
-        root = _create_user(settings, "admin", "--caps=roles=*;users=*;user-policy=*")
+        # An administrator, since a bucket's owner may not read what a role has written into it.
+        root = _create_user(settings, "admin", "--admin", "--caps=roles=*;users=*;user-policy=*")
         port = free_port()
         gateway = stack.enter_context(
             _daemon(
