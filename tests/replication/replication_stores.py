@@ -13,7 +13,7 @@ from strongroom.errors import AccessDeniedError, StoreError
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Unfinished
 
-__all__ = ["PART_BYTES", "Bucket", "Watched"]
+__all__ = ["PART_BYTES", "Bucket", "Watched", "WatchedBucket"]
 
 PART_BYTES = 4096
 
@@ -138,6 +138,66 @@ class _Upload:
         self._bucket._uploads.pop(self.token, None)
 
 
+class _WatchedWriter:
+    def __init__(self, store: Watched, key: str, inner: Any) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+
+    def write(self, data: Any) -> None:
+        self._store._see("write", self._key)
+        self._inner.write(data)
+
+    def finish(self) -> None:
+        self._store._see("finish", self._key)
+        self._inner.finish()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def __enter__(self) -> _WatchedWriter:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._inner.__exit__(*details)
+
+
+class WatchedBucket:
+    """A store whose uploads can be resumed, of which each part that is sent is first shown to a hook."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.sent: Counter[tuple[str, int]] = Counter()
+        self.hook: Callable[[str, int], None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def begin_upload(self, key: str, *, length_bytes: int) -> Any:
+        return _WatchedUpload(self, key, self._inner.begin_upload(key, length_bytes=length_bytes))
+
+    def resume_upload(self, key: str, *, length_bytes: int, token: str) -> Any:
+        found = self._inner.resume_upload(key, length_bytes=length_bytes, token=token)
+        return None if found is None else _WatchedUpload(self, key, found)
+
+
+class _WatchedUpload:
+    def __init__(self, bucket: WatchedBucket, key: str, inner: Any) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write_part(self, number: int, data: Any) -> None:
+        if self._bucket.hook is not None:
+            self._bucket.hook(self._key, number)
+        self._inner.write_part(number, data)
+        self._bucket.sent[self._key, number] += 1
+
+
 class Watched:
     """Any store, of which every operation on a key is first shown to a hook, which may wait or raise."""
 
@@ -163,7 +223,7 @@ class Watched:
 
     def open_writer(self, key: str, *, length_bytes: int) -> Any:
         self._see("open_writer", key)
-        return self.inner.open_writer(key, length_bytes=length_bytes)
+        return _WatchedWriter(self, key, self.inner.open_writer(key, length_bytes=length_bytes))
 
     def put(self, key: str, data: Any) -> None:
         self._see("put", key)

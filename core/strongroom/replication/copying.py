@@ -54,14 +54,14 @@ from strongroom.replication.transfer import (
 from strongroom.stores.base import Store
 from strongroom.stores.offers import Resuming
 
-__all__ = ["UPLOAD_FROM_BYTES", "Copied", "Copier"]
+__all__ = ["NOTE_BYTES", "UPLOAD_FROM_BYTES", "Copied", "Copier"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
 UPLOAD_FROM_BYTES: Final = 16 << 20
 """From this length on a file is uploaded in parts, where the target can go on with those."""
 
-_NOTE_BYTES: Final = 1 << 20
+NOTE_BYTES: Final = 1 << 20
 """Of files that have arrived and are not noted yet: at most so much is sent again after a kill."""
 
 
@@ -102,7 +102,7 @@ class Copier:
         flow: Flow,
         *,
         upload_from_bytes: int = UPLOAD_FROM_BYTES,
-        note_bytes: int = _NOTE_BYTES,
+        note_bytes: int = NOTE_BYTES,
     ) -> None:
         self.turn: int | None = None
         self.launch: int | None = None

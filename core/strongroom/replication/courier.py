@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from strongroom.catalog import Catalog, History
-from strongroom.config import Clock
+from strongroom.config import Clock, check_count
 from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from strongroom.events import CheckpointReplicated, Emitter
 from strongroom.keeping import Keeper
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.pace import Pace
-from strongroom.replication.copying import UPLOAD_FROM_BYTES, Copied, Copier
+from strongroom.replication.copying import NOTE_BYTES, UPLOAD_FROM_BYTES, Copied, Copier
 from strongroom.replication.lag import lag_s
 from strongroom.replication.ledger import Ledger
 from strongroom.replication.planning import Plan, check_target, plan
@@ -38,12 +38,15 @@ class Target:
         keep: which checkpoints stay there; None: all of them.
         max_bytes_per_second: how fast it is sent to; None: as fast as it goes.
         upload_from_bytes: from which length on a file is uploaded in parts, where the store can resume those.
+        note_bytes: how much of small files may arrive there before it is noted: so much may be sent again
+            after a kill.
     """
 
     store: Store
     keep: RetentionPolicy | None = None
     max_bytes_per_second: float | None = None
     upload_from_bytes: int = UPLOAD_FROM_BYTES
+    note_bytes: int = NOTE_BYTES
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, Store):
@@ -52,6 +55,7 @@ class Target:
             raise ConfigError(
                 f"upload_from_bytes must be a whole number of at least 1, got {self.upload_from_bytes!r}"
             )
+        check_count("note_bytes", self.note_bytes)
         Pace(self.max_bytes_per_second)
 
 
@@ -112,6 +116,7 @@ class Courier:
             self._ledger,
             Flow(pace=pace, check=check, advance=advance, sent=lambda _: None),
             upload_from_bytes=target.upload_from_bytes,
+            note_bytes=target.note_bytes,
         )
         self._keeper = Keeper(
             target.store, self._targets, target.keep, clock=clock, emitter=emitter, guard=guard
