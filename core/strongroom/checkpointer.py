@@ -261,8 +261,6 @@ class Checkpointer:
         check_keep(keep)
         policy = load_policy(security)
         role = policy.role if policy is not None else None
-        if keep is not None:
-            check_may_remove(role)
         self._guard = policy.guard if policy is not None else NO_GUARD
         self._ranks = Ranks.of_this_process(process_group)
         self._tiers = Tiers(
@@ -273,6 +271,8 @@ class Checkpointer:
             accepts_missing=accept_missing_tiers,
         )
         self._store = self._tiers.first
+        if (keep is not None and not self._tiers.is_own) or any(tier.keep for tier in self._tiers.settings):
+            check_may_remove(role)
         self._algorithm = choose_digest(digest, policy)
         self._given = given(self._algorithm, policy)
         self._sealing = policy.sealing if policy is not None else None

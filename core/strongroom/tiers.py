@@ -21,7 +21,7 @@ from strongroom.manifest import Commit
 from strongroom.merging import Merged, merge
 from strongroom.pace import check_rate
 from strongroom.retention import RetentionPolicy
-from strongroom.roles import Duty, Operation
+from strongroom.roles import Duty
 from strongroom.stores.local import LocalStore
 from strongroom.stores.open import open_store
 
@@ -71,6 +71,7 @@ class Tiers:
 
     Attributes:
         accepts_missing: whether a tier that is out of reach is passed over.
+        is_own: whether the first tier is opened as it is, and no role says what may be done there.
         stores: for saving, by tier.
         settings: of the tiers behind the first.
     """
@@ -86,7 +87,7 @@ class Tiers:
     ) -> None:
         roots = (root, *(tier.root for tier in further))
         first = open_store(root) if role is None or further else None
-        is_own = further and isinstance(first, LocalStore)
+        self.is_own = is_own = role is None or (bool(further) and isinstance(first, LocalStore))
         self._role = role
         self._trust = trust
         self.accepts_missing = accepts_missing
@@ -98,7 +99,7 @@ class Tiers:
         self.settings = tuple(further)
 
         def opened(number: int, duty: Duty) -> Store:
-            if number == 0 and first is not None and (role is None or is_own):
+            if number == 0 and first is not None and is_own:
                 return first
             return open_store(roots[number]) if role is None else role.open(roots[number], duty)
 
@@ -189,12 +190,6 @@ class Tiers:
         self._has_stopped_reading = True
         self._role.drop(Duty.RESTORE)
         self._read_by(self.stores)
-
-    def may_read(self, tier: int) -> bool:
-        """Whether what was saved on a tier may be read there, as far as the policy tells."""
-        if self._role is None or (tier == 0 and isinstance(self.first, LocalStore)):
-            return True
-        return self._role.may(Operation.READ, Duty.SAVE)
 
     def _read_by(self, stores: tuple[Store, ...]) -> None:
         known = dict(zip(map(id, self._reading), self._catalogs, strict=True))

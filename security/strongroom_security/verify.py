@@ -46,7 +46,8 @@ class Verify:
         trust: a signed list of keys (``trust.json``), their windows and revocations.
         trust_keys: who signs that list.
         trust_threshold: how many of them must have.
-        floor: what remembers the highest verified checkpoint: ``"file:PATH"`` or ``"dir:PATH"``.
+        floor: what remembers the highest verified checkpoint: ``"file:PATH"``, ``"dir:PATH"`` or
+            ``"s3://BUCKET/PREFIX"``.
         unsigned_launches: numbers of launches from before the run was signed, of which the records may be
             signed by nobody. Their checkpoints may not.
         base: the folder that relative paths are relative to; None: the current one.

@@ -313,9 +313,12 @@ class LocalStore:
     def _is_ours(self, temporary: str, name: str, folder_fd: int, key: str) -> bool:
         """Whether a name that stands is the one just asked for: NFS may repeat a call that it did."""
         try:
-            standing = self._calls.stat(name, dir_fd=folder_fd)
             written = self._calls.stat(temporary, dir_fd=folder_fd)
+            standing = self._calls.stat(name, dir_fd=folder_fd)
         except OSError as error:
+            if error.errno == errno.ENOENT:
+                # Whoever was faster has removed it since; this call did not create it.
+                return False
             raise OutcomeUnknownError(
                 f"{self._path(key)}: something stands there, and {reason(error)} while it was looked at; "
                 f"open the root again to see"
