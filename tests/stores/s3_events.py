@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from botocore.awsrequest import AWSResponse
-from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from s3_servers import S3Server
 
 from strongroom.stores import S3Options, S3Store
@@ -90,6 +88,10 @@ class Wire:
         return (least + most) / 2
 
     def _before(self, request: Any, event_name: str, **_: Any) -> Any:
+        # Here, so that the module imports where boto3 is missing.
+        from botocore.awsrequest import AWSResponse
+        from botocore.exceptions import ConnectionClosedError
+
         operation = event_name.rpartition(".")[2]
         with self._lock:
             self.requests.append((operation, {name: _text(value) for name, value in request.headers.items()}))
@@ -112,6 +114,8 @@ class Wire:
         return answer
 
     def _after(self, event_name: str, caught_exception: Exception | None, **_: Any) -> None:
+        from botocore.exceptions import ReadTimeoutError
+
         operation = event_name.rpartition(".")[2]
         with self._lock:
             self._at_once[operation] -= 1
