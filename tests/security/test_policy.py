@@ -103,7 +103,7 @@ def test_a_digest_that_there_is_not_is_refused_in_code_too() -> None:
         SecurityPolicy(digest="md5")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("section", ("audit", "role"))
+@pytest.mark.parametrize("section", ("audit",))
 @pytest.mark.parametrize("body", ("", "key = 1\n"))
 def test_protection_that_this_release_cannot_give_is_refused_and_never_ignored(
     section: str, body: str, folder: Path
