@@ -61,6 +61,7 @@ from strongroom.opened import OpenedCheckpoint, check_sealed, open_checkpoint
 from strongroom.sealing import Sealing
 from strongroom.signing import MAX_SIGNATURE_BYTES, NO_GUARD, Guard, Trust, Trusted
 from strongroom.stores.base import Store
+from strongroom.stores.offers import tuning_of
 
 __all__ = [
     "MAX_WORKERS",
@@ -156,7 +157,7 @@ def _verify(
             f"nothing was ever committed in {store.uri}: there is nothing to verify"
         )
     total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
-    with _hashing(workers, on_progress, total) as hashing:
+    with _hashing(store, workers, on_progress, total) as hashing:
         found = [_check(store, root, name, guard, hashing) for name in chosen]
     links = walk(store, history, guard) if chain else None
     for link in links or ():
@@ -210,12 +211,14 @@ def verify_checkpoint(
     if name in root.history.uncommitted:
         raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")
     commit = root.history.commits.get(name)
-    with _hashing(workers, on_progress, commit.size_bytes if commit else 0) as hashing:
+    with _hashing(store, workers, on_progress, commit.size_bytes if commit else 0) as hashing:
         return _check(store, root, name, guard, hashing)
 
 
 @contextlib.contextmanager
-def _hashing(workers: int | None, on_progress: OnProgress | None, total_bytes: int) -> Iterator[Hashing]:
+def _hashing(
+    store: Store, workers: int | None, on_progress: OnProgress | None, total_bytes: int
+) -> Iterator[Hashing]:
     done_bytes = 0
     lock = threading.Lock()
 
@@ -227,7 +230,8 @@ def _hashing(workers: int | None, on_progress: OnProgress | None, total_bytes: i
                 # A file that changed since its commit may be longer than was announced.
                 on_progress(Progress(done_bytes=done_bytes, total_bytes=max(total_bytes, done_bytes)))
 
-    count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
+    # Where each answer takes its time, many are waited for at once.
+    count = workers or tuning_of(store).reads or min(MAX_WORKERS, os.cpu_count() or 1)
     hashing = Hashing(count, advance)
     try:
         yield hashing

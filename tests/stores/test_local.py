@@ -329,3 +329,16 @@ def test_threads_that_make_the_same_folders_at_once_all_succeed(tmp_path: Path) 
 def _path(store: Store, key: str) -> Path:
     assert isinstance(store, LocalStore)
     return Path(store.root, key)
+
+
+class _Overtaken(OsCalls):
+    """Another one had the name just before, and has removed what it created when it is looked at."""
+
+    def link(self, source: str, target: str, *, dir_fd: int) -> None:
+        raise FileExistsError(17, "File exists")
+
+
+def test_who_comes_second_to_a_name_that_is_gone_since_has_not_created_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, calls=_Overtaken())
+    assert store.put_if_absent("entries/1.json", b"{}") is False
+    assert store.list_names("entries") == []
