@@ -263,7 +263,7 @@ def test_a_session_of_more_than_an_hour_is_a_gap() -> None:
     assert found(facts)["role trainer-writer session"].found == "a session lasts up to 7200 s"
 
 
-# ---------------------------------------------------------------------------------------------- a live account
+# --------------------------------------------------------------------------------------------- a live account
 
 
 @pytest.fixture
