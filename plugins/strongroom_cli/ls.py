@@ -1,17 +1,26 @@
-"""``strongroom ls``: what was committed, newest first. Reads a commit each, and no other file."""
+"""``strongroom ls``: what was committed, newest first, and on which other tiers it is.
+
+Reads a commit each, and what was noted of copies; no other tier is contacted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
 from strongroom.catalog import History
+from strongroom.layout import CheckpointName
+from strongroom.manifest import Commit
+from strongroom.replication.lag import ALARM_S, WARN_S, lag_s
+from strongroom.replication.ledger import known_targets
 from strongroom.roles import Duty, open_root
+from strongroom.stores.base import Store
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
@@ -24,15 +33,51 @@ _NARROW: Final = 72
 """Characters below which only what matters most fits."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tier:
+    """Another tier, as far as was noted.
+
+    Attributes:
+        verified: what stands there, of what stands here.
+        last: the newest of these; None: there is none.
+        behind: checkpoints on the line that are newer.
+        lag_s: how long ago the oldest of them was committed.
+    """
+
+    uri: str
+    verified: frozenset[CheckpointName]
+    last: CheckpointName | None
+    behind: tuple[Commit, ...]
+    lag_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "behind": len(self.behind),
+            "lag_s": round(self.lag_s, 3),
+            "last_launch": self.last.launch if self.last else None,
+            "last_step": self.last.step if self.last else None,
+            "uri": self.uri,
+        }
+
+
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     store = open_root(options.root, options.policy, Duty.RESTORE)
     history = read_history(store, options.guard)
     found = standings(history)
+    now_ms = time.time_ns() // 1_000_000
+    tiers = _tiers(store, history, now_ms)
     if options.json:
         print_json(
             {
-                "checkpoints": [item.to_json() for item in found if item.status != "uncommitted"],
+                "checkpoints": [
+                    {
+                        **item.to_json(),
+                        "verified_on": [tier.uri for tier in tiers if item.name in tier.verified],
+                    }
+                    for item in found
+                    if item.status != "uncommitted"
+                ],
                 "damaged_launches": [
                     {"launch": number, "reason": reason}
                     for number, reason in sorted(history.damaged_launches.items())
@@ -40,15 +85,38 @@ def run(options: argparse.Namespace) -> int:
                 "line_broken": history.line.broken,
                 "root": store.uri,
                 "run": history.run.run if history.run else None,
+                "tiers": [tier.to_json() for tier in tiers],
                 "uncommitted": [item.to_json() for item in found if item.status == "uncommitted"],
             }
         )
         return 0
-    _print(new_console(), store.uri, history, found)
+    _print(new_console(), store.uri, history, found, tiers, now_ms)
     return 0
 
 
-def _print(console: Console, uri: str, history: History, found: list[Standing]) -> None:
+def _tiers(store: Store, history: History, now_ms: int) -> list[_Tier]:
+    """The tiers to which copies were ever made from here."""
+    found = []
+    for uri, noted in sorted(known_targets(store).items()):
+        verified = frozenset(
+            name for name, commit in history.commits.items() if name in noted and noted[name].is_of(commit)
+        )
+        line_of_run = [name for name in history.line.newest_first if name in history.commits]
+        last = next((name for name in line_of_run if name in verified), None)
+        newer = line_of_run if last is None else line_of_run[: line_of_run.index(last)]
+        behind = tuple(history.commits[name] for name in newer)
+        found.append(_Tier(uri=uri, verified=verified, last=last, behind=behind, lag_s=lag_s(behind, now_ms)))
+    return found
+
+
+def _print(
+    console: Console,
+    uri: str,
+    history: History,
+    found: list[Standing],
+    tiers: Sequence[_Tier],
+    now_ms: int,
+) -> None:
     committed = sum(item.status != "uncommitted" for item in found)
     run_id = history.run.run if history.run else "unknown"
     console.print(
@@ -58,7 +126,7 @@ def _print(console: Console, uri: str, history: History, found: list[Standing]) 
     )
     if found:
         console.print()
-        _print_table(console, found)
+        _print_table(console, found, tiers, now_ms)
     notes = [
         line((f"step {item.name.step} ", "bold"), ("is damaged: ", "red"), item.reason or "")
         for item in found
@@ -74,26 +142,43 @@ def _print(console: Console, uri: str, history: History, found: list[Standing]) 
         notes.append(line(("the line ends early: ", "red"), history.line.broken))
     if not found:
         notes.append(line("nothing was committed yet"))
+    notes.extend(_told(number, tier, now_ms) for number, tier in enumerate(tiers, start=1))
     if notes:
         console.print()
     for note in notes:
         console.print(note, soft_wrap=True)
 
 
-def _print_table(console: Console, found: list[Standing]) -> None:
+def _told(number: int, tier: _Tier, now_ms: int) -> Text:
+    """How far a tier is, by what was noted."""
+    last = f"has step {tier.last.step}" if tier.last is not None else "has none of these"
+    if not tier.behind:
+        return line((f"tier {number} ", "bold"), tier.uri, f": {last}", (", the newest", "green"))
+    style = "red" if tier.lag_s > ALARM_S else "yellow" if tier.lag_s > WARN_S else ""
+    oldest_ms = min(commit.committed_at_ms for commit in tier.behind)
+    waits = f"{words.count(len(tier.behind), 'newer one')} wait{'s' if len(tier.behind) == 1 else ''}"
+    since = words.age(oldest_ms, now_ms=now_ms)
+    return line(
+        (f"tier {number} ", "bold"), tier.uri, f": {last}; ", (f"{waits}, the first from {since}", style)
+    )
+
+
+def _print_table(console: Console, found: list[Standing], tiers: Sequence[_Tier], now_ms: int) -> None:
     """The rows, with as much of each as the terminal has room for."""
-    now_ms = time.time_ns() // 1_000_000
     columns: dict[str, Callable[[Standing], str | Text]] = {
         "STEP": lambda item: str(item.name.step),
         "STATE": lambda item: line((WORDS[item.status], STYLES[item.status])),
         "LAUNCH": lambda item: str(item.name.launch),
         "SIZE": lambda item: words.size(item.size_bytes),
+        "TIERS": lambda item: _numbers(item, tiers),
         "AGE": lambda item: words.age(item.committed_at_ms, now_ms=now_ms),
         "SAVED": lambda item: words.when(item.committed_at_ms),
         "ATTEMPT": lambda item: item.name.attempt,
         "FOLDER": lambda item: item.name.folder,
     }
     left_out = {"ATTEMPT"} if console.width >= _WIDE else {"SAVED", "FOLDER"}
+    if not tiers:
+        left_out.add("TIERS")
     if console.width < _NARROW:
         left_out |= {"LAUNCH", "ATTEMPT"}
     shown = [column for column in columns if column not in left_out]
@@ -101,3 +186,9 @@ def _print_table(console: Console, found: list[Standing]) -> None:
     for item in found:
         table.add_row(*(columns[column](item) for column in shown))
     console.print(table)
+
+
+def _numbers(item: Standing, tiers: Sequence[_Tier]) -> str:
+    """On which other tiers a checkpoint is verified, by the numbers that are told below."""
+    numbers = [str(number) for number, tier in enumerate(tiers, start=1) if item.name in tier.verified]
+    return ",".join(numbers) or words.NOTHING

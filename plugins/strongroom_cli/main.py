@@ -23,6 +23,7 @@ from strongroom.errors import (
 from strongroom_cli.export_arguments import add_export
 from strongroom_cli.gc_arguments import add_gc
 from strongroom_cli.keys_arguments import add_keys
+from strongroom_cli.replicate_arguments import add_replicate
 from strongroom_cli.roles_arguments import add_roles
 from strongroom_cli.trust_arguments import add_floor, add_trust
 from strongroom_cli.words import printable
@@ -137,6 +138,10 @@ def _carry_out(options: argparse.Namespace) -> int:
         from strongroom_cli import gc
 
         return gc.run(options)
+    if options.command == "replicate":
+        from strongroom_cli import replicate
+
+        return replicate.run(options)
     from strongroom.config import load_policy
     from strongroom.signing import NO_GUARD
 
@@ -252,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     add_gc(commands, _command, _natural)
+    add_replicate(commands, _command, _natural)
     add_keys(commands, _command, _natural)
     add_trust(commands)
     add_floor(commands)

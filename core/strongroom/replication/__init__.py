@@ -1,12 +1,30 @@
-"""From a first tier to others: checkpoints are copied byte for byte, verified, and committed there last."""
+"""From a first tier to others: checkpoints are copied byte for byte, verified, and committed there last.
+
+The names are imported when first used: what only tells of copies waits for nothing that makes them.
+"""
 
 from __future__ import annotations
 
-from strongroom.replication.courier import Target
-from strongroom.replication.ledger import Verified, known_targets
-from strongroom.replication.once import Progress, Report, replicate
-from strongroom.replication.replicator import Replicator
-from strongroom.replication.upkeep import TargetState
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strongroom.replication.courier import Target
+    from strongroom.replication.ledger import Verified, known_targets
+    from strongroom.replication.once import Progress, Report, replicate
+    from strongroom.replication.replicator import Replicator
+    from strongroom.replication.upkeep import TargetState
+
+_HOMES = {
+    "Progress": "once",
+    "Replicator": "replicator",
+    "Report": "once",
+    "Target": "courier",
+    "TargetState": "upkeep",
+    "Verified": "ledger",
+    "known_targets": "ledger",
+    "replicate": "once",
+}
 
 __all__ = [
     "Progress",
@@ -18,3 +36,10 @@ __all__ = [
     "known_targets",
     "replicate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
