@@ -125,6 +125,7 @@ TABLE: dict[str, tuple[Any, set[str]]] = {
     "list the run": (listing, LISTERS),
     "list another run": (lambda role: listing(role, "run-b"), set()),
     "list the whole bucket": (lambda role: s3(role, "ListBucket"), set()),
+    "list unfinished uploads": (lambda role: s3(role, "ListBucketMultipartUploads"), {"retention"}),
     "read another run": (lambda role: s3(role, "GetObject", SHARD, run="run-b"), set()),
     "write another run": (lambda role: create(role, SHARD, run="run-b"), set()),
     "write a run whose id begins alike": (lambda role: create(role, SHARD, run="run-a2"), set()),

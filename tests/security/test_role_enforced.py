@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from s3_identities import ACCOUNT, REGION, Enforcing, Identity, enforcing, statement
 
-from strongroom import layout
+from strongroom import Checkpointer, layout
 from strongroom.errors import AccessDeniedError, ConfigError, NoKeyError
 from strongroom.layout import CheckpointName
 from strongroom.roles import Duty, Operation
 from strongroom.stores.limited import unlimited
+from strongroom_cli.main import main
 from strongroom_security import ActAs, Seal, SecurityPolicy
 from strongroom_security.fields import Context
 from strongroom_security.recipients.aws_kms import AwsKms
+from strongroom_security.recipients.file import create_key_file
 from strongroom_security.roles import ROLES, definition
 from strongroom_security.roles.documents import (
     compact,
@@ -176,6 +179,10 @@ ROWS: dict[str, tuple[Callable[[Any, Stage], bool], set[str]]] = {
             },
         ),
         set(),
+    ),
+    "list unfinished uploads": (
+        lambda s3, on: was_denied(s3.list_multipart_uploads, Bucket=on.site.bucket, Prefix="runs/run-a/"),
+        {"retention"},
     ),
     "delete a checkpoint": (lambda s3, on: delete(s3, on, layout.data_key(NAME, "gone")), {"retention"}),
 }
@@ -447,3 +454,58 @@ def test_a_role_is_taken_up_by_one_jobs_token_and_by_no_other(
     store = role.open(stage.uri(), Duty.RESTORE)
     assert store.read(NAME.commit_key, limit_bytes=100) == b"stored"
     assert role.may(Operation.READ, Duty.RESTORE)
+
+
+# ------------------------------------------------------------------------------------------------ a whole run
+
+
+def test_a_run_is_saved_read_rotated_and_thinned_out_each_by_the_role_for_it(
+    stage: Stage, job: Callable[[Identity], None], tmp_path: Path
+) -> None:
+    """By the rendered policies alone: no process has a right that its role does not have."""
+    create_key_file(tmp_path / "kek.key")
+    create_key_file(tmp_path / "next.key")
+    run = f"run-{secrets.token_hex(4)}"
+    site = Site(bucket=stage.site.bucket, run=run, account=ACCOUNT)
+    uri = f"s3://{site.bucket}/runs/{run}"
+
+    def become(name: str, launch: int | None = None) -> SecurityPolicy:
+        arn = stage.server.role()
+        stage.server.client("iam").put_role_policy(
+            RoleName=arn.rpartition("/")[2],
+            PolicyName="rendered",
+            PolicyDocument=compact(identity_policy(definition(name), site)),
+        )
+        job(stage.assume(arn))
+        return SecurityPolicy(
+            seal=Seal(recipients=["file:kek.key"], base=tmp_path),
+            role=ActAs(name=name, run=run, launch=launch),
+        )
+
+    with Checkpointer(uri, security=become("trainer-writer", 1)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"weights": torch.full((4,), float(step))}).result()
+    with Checkpointer(uri, security=become("validator-reader")) as checkpointer:
+        restored = checkpointer.restore({"weights": torch.zeros(4)})
+        assert restored is not None
+        assert restored.state["weights"].tolist() == [2.0] * 4
+        with pytest.raises(AccessDeniedError, match="validator-reader may not create"):
+            checkpointer.save(3, {"weights": torch.zeros(4)}).result()
+    with Checkpointer(uri, security=become("recovery-reader-writer", 2)) as checkpointer:
+        checkpointer.restore({"weights": torch.zeros(4)})
+        checkpointer.save(3, {"weights": torch.zeros(4)}).result()
+
+    def command(name: str, *arguments: str) -> int:
+        become(name)
+        policy = tmp_path / "strongroom.toml"
+        policy.write_text(
+            f'[seal]\nrecipients = ["file:next.key"]\nidentities = ["file:kek.key"]\n\n'
+            f'[role]\nname = "{name}"\nrun = "{run}"\n'
+        )
+        return main([*arguments, "--security", str(policy)])
+
+    assert command("key-admin", "keys", "rotate", uri) == 0
+    assert command("retention", "gc", uri, "--keep-last", "1") == 0
+    assert command("validator-reader", "verify", uri) == 0
+    assert command("validator-reader", "keys", "rotate", uri, "--again") != 0
+    assert command("trainer-writer", "ls", uri) == 4

@@ -174,17 +174,18 @@ def _storage(role: Definition, rights: Rights, site: Site) -> list[Json]:
             )
         )
     if rights.lists:
-        actions = ["s3:ListBucket"]
-        if rights.create or rights.delete:
-            actions.append("s3:ListBucketMultipartUploads")
         statements.append(
             _allow(
                 "List",
-                actions,
+                "s3:ListBucket",
                 [site.bucket_arn()],
                 {"StringLike": {"s3:prefix": f"{site.prefix}{site.run_or_tag}/*"}},
             )
         )
+        if rights.delete:
+            # S3 has no condition on the prefix for it: who clears away what was left unfinished sees names
+            # of other runs' unfinished uploads, too.
+            statements.append(_allow("ListUploads", "s3:ListBucketMultipartUploads", [site.bucket_arn()]))
     if role.releases:
         released = f"{site.bucket_arn()}/{site.releases}{site.run_or_tag}/*"
         statements.append(_allow("Publish", ["s3:PutObject", "s3:AbortMultipartUpload"], [released]))
@@ -206,6 +207,8 @@ def _never(role: Definition, site: Site) -> list[Json]:
         actions.append("s3:DeleteObject")
     if not rights.lists:
         actions += ["s3:ListBucket", "s3:ListBucketVersions"]
+    if not rights.delete:
+        actions.append("s3:ListBucketMultipartUploads")
     statements = [
         {
             "Sid": "Never",
