@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run"]
+__all__ = ["run", "status_bytes"]
 
 
 def run(job: str, *arguments: str) -> dict[str, Any]:
@@ -68,13 +68,13 @@ def memory(root: str, saver: str, tensors: str, tensor_bytes: str, saves: str) -
 
     state = {f"layer{number:02}": torch.randn(int(tensor_bytes) // 4) for number in range(int(tensors))}
     save = _strongroom_saver(root, state) if saver == "strongroom" else _async_saver(root, state)
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     # From here on: a process's peak so far is of no interest.
     Path("/proc/self/clear_refs").write_text("5")
     peaks = []
     for step in range(1, int(saves) + 1):
         save(step)
-        peaks.append(_status_bytes("VmHWM") - before)
+        peaks.append(status_bytes("VmHWM") - before)
     return {"added": peaks}
 
 
@@ -123,14 +123,22 @@ def _async_saver(root: str, state: dict[str, Any]) -> Any:
     return save
 
 
-def _status_bytes(field: str) -> int:
+def upload(*given: str) -> dict[str, Any]:
+    """The upload of `strongroom_bench.objects` whose memory is looked at."""
+    from strongroom_bench.objects import measure_memory
+
+    return measure_memory(*given)
+
+
+def status_bytes(field: str) -> int:
+    """A size of this process, such as ``VmRSS`` or ``VmHWM``."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-_JOBS = {"resume": resume, "raw": raw, "memory": memory, "rank": rank}
+_JOBS = {"resume": resume, "raw": raw, "memory": memory, "rank": rank, "upload": upload}
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")

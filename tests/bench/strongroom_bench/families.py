@@ -11,6 +11,7 @@ from strongroom_bench import (
     indexes,
     listing,
     memory,
+    objects,
     parts,
     ranks,
     restoring,
@@ -43,4 +44,5 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "memory": memory.measure,
     "listing": listing.measure,
     "indexes": indexes.measure,
+    "s3": objects.measure,
 }
