@@ -346,6 +346,7 @@ class Checkpointer:
         self._in_flight: _InFlight | None = None
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
+        self._last_commit: Commit | None = None
         self._is_busy = False
         self._process_id = os.getpid()
         self._is_closed = False
@@ -679,6 +680,7 @@ class Checkpointer:
         self._committed = handle
         if self._ranks.is_coordinator:
             self._guard.remember(self._store.uri, commit)
+            self._last_commit = commit
             self._keeper.retain(commit, self._verified)
             self._gauge.measure(attempt.run, self._tiers.stores)
 
@@ -880,6 +882,9 @@ class Checkpointer:
             if self._replicating is not None:
                 self._replicating.close(self._timeout_s if timeout_s is None else timeout_s)
         finally:
+            if self._replicating is not None and self._last_commit is not None:
+                # What had to stay until it stood elsewhere may go now.
+                self._keeper.retain(self._last_commit, self._verified)
             self._failures.raise_untold()
 
     def __enter__(self) -> Self:
