@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ceph_rgw import Rgw, rgw
-from s3_identities import Identity, statement
+from s3_identities import Identity, document, statement
 from write_only import (
     LONG,
     PART_BYTES,
@@ -232,13 +232,8 @@ def test_a_reader_of_one_run_reads_it_and_writes_nothing(rgw: Rgw, bucket: str) 
 
 def test_a_bucket_policy_denies_what_a_role_allows(rgw: Rgw, bucket: str) -> None:
     """The guardrail against removal, as far as this release knows it."""
-    rgw.client("s3").put_bucket_policy(
-        Bucket=bucket,
-        Policy=(
-            '{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Principal":"*",'
-            f'"Action":"s3:DeleteObject","Resource":"{arn(bucket, "*")}"}}]}}'
-        ),
-    )
+    guard = statement(["s3:DeleteObject"], [arn(bucket, "*")], Effect="Deny", Principal="*")
+    rgw.client("s3").put_bucket_policy(Bucket=bucket, Policy=document([guard]))
     broad = rgw.assume(rgw.role(statement(["s3:*"], [arn(bucket), arn(bucket, "*")])))
     store = store_of(rgw, bucket, broad)
     store.put("step-1/data/index", b"index")

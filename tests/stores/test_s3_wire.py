@@ -334,6 +334,24 @@ def test_a_failure_that_lasts_from_anywhere_in_a_save_on_is_told_as_it_is(world:
         collect_garbage(world, life)
 
 
+@pytest.mark.parametrize(
+    "fault",
+    (Fault.DROPPED, Fault.ANSWER_LOST, Fault.LATE, Fault.REQUEST_CUT, Fault.UNAVAILABLE_AFTER),
+    ids=lambda fault: fault.value,
+)
+def test_an_upload_whose_parts_do_not_get_through_is_given_up_at_once_and_leaves_none(
+    world: World, fault: Fault
+) -> None:
+    """Also those that arrive when it has been given up."""
+    world.wire.arm(fault, at=2, lasting=True, counts=lambda request: "partNumber=" in request.query)
+    life = live(world)
+    assert isinstance(life.error, SaveError | StoreError)
+    assert_agrees(life)
+    assert world.bucket.unfinished(life.prefix) == []
+    # What had been written of the save is gone as well, since this identity may remove it.
+    assert not [key for key in life.contents if key.startswith("step-000000000002")]
+
+
 def test_a_wire_that_is_slow_all_the_time_changes_nothing(world: World) -> None:
     world.wire.arm(Fault.SLOW, lasting=True)
     life = live(world)

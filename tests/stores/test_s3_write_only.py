@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from s3_identities import Enforcing, Identity, enforcing, statement
+from s3_identities import Enforcing, Identity, document, enforcing, statement
 from write_only import (
     LONG,
     PART_BYTES,
@@ -187,3 +187,14 @@ def test_credentials_that_nobody_has_are_a_denial_and_no_absence(enforcing: Enfo
         store_of(enforcing, bucket, stranger).read("step-1/COMMIT", limit_bytes=100)
     with pytest.raises(AccessDeniedError):
         store_of(enforcing, bucket, stranger).put("step-1/COMMIT", b"")
+
+
+def test_a_bucket_policy_denies_what_a_role_allows(enforcing: Enforcing, bucket: str) -> None:
+    guard = statement("s3:DeleteObject", arn(bucket, "*"), Effect="Deny", Principal="*")
+    enforcing.client("s3").put_bucket_policy(Bucket=bucket, Policy=document([guard]))
+    broad = enforcing.assume(enforcing.role(statement("s3:*", [arn(bucket), arn(bucket, "*")])))
+    store = store_of(enforcing, bucket, broad)
+    store.put("step-1/data/index", b"index")
+    with pytest.raises(AccessDeniedError):
+        store.delete("step-1/data/index")
+    assert contents(enforcing, bucket) == {"step-1/data/index": b"index"}
