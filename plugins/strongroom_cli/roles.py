@@ -182,6 +182,8 @@ def _approve(options: argparse.Namespace) -> int:
             data = file.read(_LIMIT_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if options.key is None:
+        return _tell(options, path, data)
     signer = open_signer(options.key, base=Path(), passphrase=options.passphrase)
     data = approve(data, str(path), signer)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")

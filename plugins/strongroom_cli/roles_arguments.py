@@ -61,9 +61,9 @@ def add_roles(commands: Any) -> None:
     grant.add_argument("--approver", metavar="KEY", help="sign it at once, as file:a.pem")
     grant.add_argument("--passphrase", metavar="SOURCE", help="of an encrypted key: env:NAME or file:PATH")
 
-    approve = _verb(verbs, "approve", "show a grant, and sign it")
+    approve = _verb(verbs, "approve", "show a grant, and with --key sign it")
     approve.add_argument("file", metavar="FILE", help="the grant")
-    approve.add_argument("--key", metavar="KEY", required=True, help="who approves, as file:a.pem")
+    approve.add_argument("--key", metavar="KEY", help="who approves, as file:a.pem (default: only show it)")
     approve.add_argument("--passphrase", metavar="SOURCE", help="of an encrypted key: env:NAME or file:PATH")
 
 

@@ -193,6 +193,10 @@ def test_a_grant_is_begun_approved_by_two_and_then_used(strongroom: Strongroom, 
     assert refused.status == 2
     assert "has 1 of 2 approvers' signatures" in refused.err
 
+    before = Path("grant.json").read_bytes()
+    shown = strongroom("roles", "approve", "grant.json")
+    assert "because: KMS is down" in shown.out
+    assert Path("grant.json").read_bytes() == before
     approved = strongroom("roles", "approve", "grant.json", "--key", "file:bob.pem", "--json")
     assert approved.status == 0
     assert len(approved.json["signatures"]) == 2

@@ -413,6 +413,10 @@ def test_terraform_refers_to_files_that_are_written() -> None:
         "aws_s3_bucket_server_side_encryption_configuration",
         "aws_s3_bucket_versioning",
     }
+    named = {f"{kind}.{label}" for kind, labelled in kinds.items() for label in labelled}
+    after = [set(each.get("depends_on", ())) for labelled in kinds.values() for each in labelled.values()]
+    assert set().union(*after) <= named
+    assert len(kinds["aws_s3_bucket_policy"]["bucket"]["depends_on"]) == 6
     assert len(kinds["aws_iam_role"]) == len(ROLES)
     assert kinds["aws_kms_key_policy"]["kms_key_2"]["key_id"] == NEXT_KEY
 

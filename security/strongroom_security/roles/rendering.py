@@ -121,6 +121,9 @@ def _terraform(site: Site, roles: Sequence[Definition], files: dict[str, Json]) 
     _bucket_resources(add, site, "bucket", site.bucket)
     if site.audit_bucket is not None:
         _bucket_resources(add, site, "audit-bucket", site.audit_bucket, audit=True)
+    # A key's policy that names a role is refused before that role is there.
+    made = [f"aws_iam_role.{label}" for label in resources.get("aws_iam_role", {})]
+    after_roles = {"depends_on": made} if made else {}
     for name, keys in (
         ("kms-key", site.kms_keys),
         ("sign-key", () if site.sign_key is None else (site.sign_key,)),
@@ -128,7 +131,7 @@ def _terraform(site: Site, roles: Sequence[Definition], files: dict[str, Json]) 
     ):
         for number, key in enumerate(keys, 1):
             label = name.replace("-", "_") + ("" if number == 1 else f"_{number}")
-            add("aws_kms_key_policy", label, key_id=key, policy=_file(f"{name}.policy.json"))
+            add("aws_kms_key_policy", label, key_id=key, policy=_file(f"{name}.policy.json"), **after_roles)
     return {
         "resource": {kind: resources[kind] for kind in sorted(resources)},
         "terraform": {"required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 5.40"}}},
@@ -137,7 +140,6 @@ def _terraform(site: Site, roles: Sequence[Definition], files: dict[str, Json]) 
 
 def _bucket_resources(add: Any, site: Site, name: str, bucket: str, *, audit: bool = False) -> None:
     label = name.replace("-", "_")
-    add("aws_s3_bucket_policy", label, bucket=bucket, policy=_file(f"{name}.policy.json"))
     add("aws_s3_bucket_versioning", label, bucket=bucket, versioning_configuration=[{"status": "Enabled"}])
     add(
         "aws_s3_bucket_public_access_block",
@@ -166,6 +168,7 @@ def _bucket_resources(add: Any, site: Site, name: str, bucket: str, *, audit: bo
         label,
         bucket=bucket,
         rule=[{"default_retention": [{"mode": kept["Mode"], "days": kept["Days"]}]}],
+        depends_on=[f"aws_s3_bucket_versioning.{label}"],
     )
     rules = guardrails.lifecycle(site, audit=audit)["Rules"]
     add(
@@ -173,6 +176,25 @@ def _bucket_resources(add: Any, site: Site, name: str, bucket: str, *, audit: bo
         label,
         bucket=bucket,
         rule=[_lifecycle_rule(each) for each in rules],
+        depends_on=[f"aws_s3_bucket_versioning.{label}"],
+    )
+    add(
+        "aws_s3_bucket_policy",
+        label,
+        bucket=bucket,
+        policy=_file(f"{name}.policy.json"),
+        # Last: from then on the administrator alone changes the rest.
+        depends_on=[
+            f"aws_s3_bucket_{each}.{label}"
+            for each in (
+                "lifecycle_configuration",
+                "object_lock_configuration",
+                "ownership_controls",
+                "public_access_block",
+                "server_side_encryption_configuration",
+                "versioning",
+            )
+        ],
     )
 
 
