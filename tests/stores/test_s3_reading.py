@@ -219,6 +219,33 @@ def test_what_an_identity_may_not_look_at_is_absent_only_where_it_is_not_listed(
         store.stat("absent")
 
 
+def test_a_head_that_tells_nothing_is_asked_about_where_there_is_an_answer(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("there", b"x")
+    # boto3 asks once more by itself, in case that the bucket is in another region.
+    wire.answer("HeadObject", 400, "", count=2)
+    wire.answer("ListObjectsV2", 400, "ExpiredToken")
+    with pytest.raises(AccessDeniedError, match="have expired"):
+        store.stat("there")
+    wire.answer("HeadObject", 403, "")
+    wire.answer("ListObjectsV2", 403, "RequestTimeTooSkewed")
+    with pytest.raises(AccessDeniedError, match="clock is off"):
+        store.stat("there")
+
+
+def test_what_answers_without_what_s3_answers_is_told(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, tries=1)
+    page = b"<html><body>Please log in</body></html>"
+    for operation, ask in (
+        ("HeadObject", lambda: store.stat("object")),
+        ("ListObjectsV2", lambda: store.list_names("")),
+        ("PutObject", lambda: store.put("object", b"x")),
+    ):
+        wire.answer(operation, 200, "", body=page)
+        with pytest.raises(StoreUnavailableError, match="does not speak S3"):
+            ask()
+
+
 def test_an_absent_bucket_is_no_absent_object(wire: Wire) -> None:
     for ask in (
         lambda store: store.stat("run.json"),
@@ -274,7 +301,7 @@ _PARTS = st.sampled_from(("data", "x-data", "data-x", "a", "b", "keyring"))
 _KEYS = st.lists(_PARTS, min_size=1, max_size=4).map("/".join)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(keys=st.sets(_KEYS, max_size=6), folds=st.booleans())
 def test_an_outline_is_the_same_on_every_server(moto_s3: S3Server, keys: set[str], folds: bool) -> None:
     wire = Wire(moto_s3)
@@ -302,6 +329,17 @@ def test_an_outline_is_the_same_on_every_server(moto_s3: S3Server, keys: set[str
 
 def _take_no_delimiter(request: Any) -> None:
     request.url = request.url.replace("delimiter=%2Fdata%2F", "")
+
+
+def test_a_server_that_refuses_to_fold_is_listed_whole(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    for path in ("COMMIT", "data/a", "data/b"):
+        store.put(f"step-1/{path}", b"x")
+    wire.answer("ListObjectsV2", 400, "InvalidArgument")
+    assert set(store.outline("data")) == {"step-1/COMMIT", "step-1/data/"}
+    wire.answer("ListObjectsV2", 403, "AccessDenied")
+    with pytest.raises(AccessDeniedError):
+        store.outline("data")
 
 
 def test_foreign_objects_do_not_break_a_listing(wire: Wire, bucket: str) -> None:

@@ -44,8 +44,8 @@ def test_a_run_is_saved_kept_restored_and_verified(server: S3Server) -> None:
     with Checkpointer(root, keep=KeepLast(count=2)) as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, _state(step)).result(timeout_s=60)
-        assert [checkpoint.step for checkpoint in checkpointer.checkpoints()] == [3, 2]
     with Checkpointer(root) as checkpointer:
+        assert [checkpoint.step for checkpoint in checkpointer.checkpoints()] == [3, 2]
         restored = checkpointer.restore(_state(0))
     assert restored is not None
     assert restored.step == 3

@@ -149,6 +149,14 @@ def test_a_writer_that_was_given_up_leaves_no_parts(wire: Wire, bucket: str) -> 
     assert wire.server.uploads(bucket) == ["run/large"]
 
 
+def test_giving_up_takes_few_tries(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    wire.answer("AbortMultipartUpload", 503, "SlowDown", count=100)
+    with store.open_writer("large", length_bytes=20 * MIB) as writer:
+        writer.write(bytes(6 * MIB))
+    assert wire.operations["AbortMultipartUpload"] == 3
+
+
 def test_a_part_that_fails_for_good_ends_its_object_alone(wire: Wire, bucket: str) -> None:
     store = wire.store(bucket, part_bytes=5 * MIB)
     wire.answer("UploadPart", 403, "AccessDenied")

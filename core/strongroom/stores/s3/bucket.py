@@ -6,12 +6,13 @@ asked, and what to make of it, is for `creating`, `writing`, `reading`, `listing
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.errors import ConfigError, StoreError
 from strongroom.stores.s3.calling import Patience
@@ -24,11 +25,20 @@ from strongroom.stores.s3.room import Room
 if TYPE_CHECKING:
     from strongroom.stores.s3.client import Client
 
-__all__ = ["Answer", "Bucket"]
+__all__ = ["Answer", "Bucket", "after"]
+
+_BARE_DENIALS: Final = ("", "403", "AccessDenied")
+"""What a denial is called where nothing more is told."""
 
 
 def _never() -> bool:
     return False
+
+
+def after(tries: int) -> Callable[[], bool]:
+    """Gives a request up after so many tries: for clearing up, which others do as well."""
+    count = itertools.count(1)
+    return lambda: next(count) >= tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +145,7 @@ class Bucket:
             try:
                 answer = once()
             except TryFailedError as failure:
-                if not failure.is_expired or renewed or self._session is not None:
+                if not failure.may_be_expired or renewed or self._session is not None:
                     raise
                 # boto3 reads a static credential once; whoever keeps it fresh has written a new one.
                 renewed.append(True)
@@ -167,10 +177,10 @@ class Bucket:
         Without the right to list, S3 answers 403 for what is absent; and a 404 to HEAD may be the bucket's.
         """
         failure = given_up.failure
-        is_denied = (
-            failure.status == 403 and failure.is_denied and failure.code in ("403", "AccessDenied", "")
+        is_denied = failure.status == 403 and failure.code in _BARE_DENIALS
+        is_vague = operation == "head_object" and (
+            failure.status == 400 or (failure.is_absent and not self._has_answered)
         )
-        is_vague = failure.is_absent and operation == "head_object" and not self._has_answered
         if not is_denied and not is_vague:
             return self.error(given_up, operation, key)
         wanted = self.where.key(key)
@@ -178,7 +188,8 @@ class Bucket:
             # The shortest key of all that begin so comes first.
             listed = self.ask("list_objects_v2", Prefix=wanted, MaxKeys=1).fields.get("Contents", [])
         except GaveUpError as error:
-            if is_vague and not error.failure.is_denied:
+            # Its answer has a body, which tells more: an absent bucket, an expired token.
+            if not error.failure.is_denied or error.failure.code not in _BARE_DENIALS:
                 return self.error(error, "list_objects_v2", None)
             return self.error(given_up, operation, key)
         if is_denied and not any(entry.get("Key") == wanted for entry in listed):

@@ -39,6 +39,16 @@ _UNREACHED: Final = (
     exceptions.ProxyConnectionError,
 )
 _MAX_TOLD_CHARS: Final = 400
+_REQUIRED: Final[Mapping[str, str]] = {
+    "complete_multipart_upload": "ETag",
+    "create_multipart_upload": "UploadId",
+    "get_object": "ContentLength",
+    "head_object": "ContentLength",
+    "list_objects_v2": "Name",
+    "put_object": "ETag",
+    "upload_part": "ETag",
+}
+"""Without which an answer is none of S3's: some proxy's page, say, would pass for an empty listing."""
 
 
 class Client:
@@ -86,6 +96,9 @@ class Client:
             answer: Mapping[str, Any] = getattr(self._client, operation)(**parameters)
         except Exception as error:
             raise _failure(error) from error
+        required = _REQUIRED.get(operation)
+        if required is not None and answer.get(required) is None:
+            raise TryFailedError(f"its answer to {operation} has no {required}", code=UNREADABLE)
         return answer
 
     def get(self, parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any], Body]:

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from strongroom.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from strongroom.stores.s3.bucket import Bucket
+from strongroom.stores.s3.bucket import Bucket, after
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
 __all__ = [
+    "CLEARING_TRIES",
     "WRITE_ID",
     "InDoubtError",
     "Standing",
@@ -31,6 +32,9 @@ _LOG: Final = logging.getLogger("strongroom")
 
 WRITE_ID: Final = "strongroom-write"
 """The object's metadata in which a call's write id stands (``x-amz-meta-strongroom-write``)."""
+
+CLEARING_TRIES: Final = 3
+"""How often a request that clears up is sent: garbage collection and the bucket's lifecycle do the rest."""
 
 
 class InDoubtError(StoreUnavailableError):
@@ -121,7 +125,7 @@ def exists_error(bucket: Bucket, key: str) -> StoreError:
 def remove_quietly(bucket: Bucket, key: str) -> bool:
     """Remove what this call has left at a key, where it may; whether it did. Else garbage collection does."""
     try:
-        bucket.must("delete_object", key)
+        bucket.must("delete_object", key, is_given_up=after(CLEARING_TRIES))
     except StoreError as error:
         _LOG.debug("an unfinished object stays until garbage collection: %s", error)
         return False

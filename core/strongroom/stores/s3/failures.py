@@ -142,8 +142,9 @@ class TryFailedError(Exception):
         )
 
     @property
-    def is_expired(self) -> bool:
-        return self.code in _EXPIRED
+    def may_be_expired(self) -> bool:
+        """Whether newer credentials may help; what HEAD is answered has no code that tells."""
+        return self.code in _EXPIRED or (self.status == 400 and self.code == "400")
 
     @property
     def is_absent(self) -> bool:
@@ -257,7 +258,7 @@ def _advice_on_denial(failure: TryFailedError, action: str) -> str:
             "boto3 finds no credentials here: set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give this machine a role"
         )
-    if failure.is_expired:
+    if failure.code in _EXPIRED:
         return "the credentials have expired: renew them (aws sso login, or whatever hands out tokens here)"
     if failure.code in _DENIED:
         return _DENIED[failure.code]

@@ -6,7 +6,7 @@ that consoles make (a key that ends in ``/``) out of everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ __all__ = ["abort", "delete_keys", "info", "keys_under", "names", "outline", "up
 
 _BATCH: Final = 1000
 """What one DeleteObjects takes (S3 API reference)."""
+_REFUSED_DELIMITERS: Final = ("InvalidArgument", "InvalidRequest", "NotImplemented")
 
 
 def info(fields: Mapping[str, Any], size: str) -> ObjectInfo:
@@ -61,7 +62,7 @@ def outline(bucket: Bucket, fold: str) -> dict[str, ObjectInfo | None]:
     """
     root = bucket.where.folder("")
     found: dict[str, ObjectInfo | None] = {}
-    for page in _pages(bucket, root, delimiter=f"/{fold}/"):
+    for page in _folded_pages(bucket, root, f"/{fold}/"):
         for entry in page.get("CommonPrefixes") or []:
             _note(found, str(entry["Prefix"])[len(root) :], None, fold)
         for entry in page.get("Contents") or []:
@@ -69,17 +70,21 @@ def outline(bucket: Bucket, fold: str) -> dict[str, ObjectInfo | None]:
     return found
 
 
-def uploads_under(bucket: Bucket, prefix: str) -> list[Unfinished]:
+def uploads_under(
+    bucket: Bucket, prefix: str, *, is_given_up: Callable[[], bool] | None = None
+) -> list[Unfinished]:
     """Unfinished uploads of the keys that begin so.
 
     Args:
         prefix: the beginning of a key, which need not end at a folder.
+        is_given_up: asked before another try.
     """
+    giving_up: dict[str, Any] = {} if is_given_up is None else {"is_given_up": is_given_up}
     begins = bucket.where.key(prefix)
     found: list[Unfinished] = []
-    markers: dict[str, str] = {}
+    markers: dict[str, Any] = {}
     while True:
-        page = bucket.must("list_multipart_uploads", Prefix=begins, **markers).fields
+        page = bucket.must("list_multipart_uploads", Prefix=begins, **markers, **giving_up).fields
         for entry in page.get("Uploads") or []:
             key = str(entry["Key"])
             # Not every server heeds the prefix here.
@@ -127,6 +132,21 @@ def delete_keys(bucket: Bucket, keys: Sequence[str]) -> None:
         errors = answer.get("Errors") or []
         if errors:
             raise _not_deleted(bucket, errors)
+
+
+def _folded_pages(bucket: Bucket, prefix: str, delimiter: str) -> Iterator[Mapping[str, Any]]:
+    """As `_pages`; without a delimiter where the server refuses one of several characters."""
+    pages = _pages(bucket, prefix, delimiter=delimiter)
+    try:
+        first = next(pages)
+    except StoreError as error:
+        cause = error.__cause__
+        if not isinstance(cause, TryFailedError) or cause.code not in _REFUSED_DELIMITERS:
+            raise
+        yield from _pages(bucket, prefix)
+        return
+    yield first
+    yield from pages
 
 
 def _pages(bucket: Bucket, prefix: str, *, delimiter: str | None = None) -> Iterator[Mapping[str, Any]]:

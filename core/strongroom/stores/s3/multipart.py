@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom.errors import AccessDeniedError, StoreError
-from strongroom.stores.s3.bucket import Bucket
-from strongroom.stores.s3.creating import WRITE_ID, Standing, create, exists_error, look_whose, remove_quietly
+from strongroom.stores.s3.bucket import Bucket, after
+from strongroom.stores.s3.creating import (
+    CLEARING_TRIES,
+    WRITE_ID,
+    Standing,
+    create,
+    exists_error,
+    look_whose,
+    remove_quietly,
+)
 from strongroom.stores.s3.failures import GaveUpError
 from strongroom.stores.s3.listing import uploads_under
 from strongroom.stores.s3.options import MAX_PARTS
@@ -220,14 +228,22 @@ class Multipart:
 
     def _abort_one(self, upload_id: str) -> None:
         try:
-            self._bucket.ask("abort_multipart_upload", self.key, UploadId=upload_id)
+            self._bucket.ask(
+                "abort_multipart_upload", self.key, is_given_up=after(CLEARING_TRIES), UploadId=upload_id
+            )
         except GaveUpError as error:
             if not error.failure.is_gone_upload:
                 raise self._bucket.error(error, "abort_multipart_upload", self.key) from error.failure
 
     def _keeps_parts(self) -> bool:
         try:
-            found = self._bucket.ask("list_parts", self.key, UploadId=self.upload_id, MaxParts=1)
+            found = self._bucket.ask(
+                "list_parts",
+                self.key,
+                is_given_up=after(CLEARING_TRIES),
+                UploadId=self.upload_id,
+                MaxParts=1,
+            )
         except GaveUpError:
             # It is gone, as it has to be; or this identity may not look.
             return False
@@ -246,7 +262,7 @@ class Multipart:
     def _abort_strays(self) -> None:
         """Abort what an answer that got lost has begun besides, where this identity may look."""
         try:
-            for stray in uploads_under(self._bucket, self.key):
+            for stray in uploads_under(self._bucket, self.key, is_given_up=after(CLEARING_TRIES)):
                 if stray.key == self.key and stray.token != self.upload_id:
                     self._abort_one(stray.token)
         except AccessDeniedError:

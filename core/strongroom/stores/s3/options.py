@@ -38,7 +38,8 @@ class S3Options:
             (``parts_in_flight * part_bytes``), besides one part for each object being written.
         read_bytes: what one ranged read asks for at most.
         reads_in_flight: how many of them are under way at once.
-        connect_timeout_s, read_timeout_s: how long one wait for a connection, or for bytes, lasts.
+        connect_timeout_s: how long one wait for a connection lasts.
+        read_timeout_s: how long one wait for bytes lasts.
         tries: how often a request is sent, at most.
         patience_s: after so long since the first of them none is sent again.
     """

@@ -41,8 +41,9 @@ class S3Store:
         uri: ``s3://BUCKET/PREFIX``, taken by the letter.
         options: how the bucket is reached, and how hard.
         session: the boto3 session to go by, such as one with a role's credentials; None: the usual one.
-        sleep, monotonic, draw: pauses between tries, the clock for them, and a random number between two
-            others.
+        sleep: waits between tries, for so many seconds.
+        monotonic: seconds, of a clock that cannot jump.
+        draw: a random number between two others.
         draw_id: a write id, new at each call.
 
     Raises:
