@@ -469,14 +469,17 @@ def test_a_run_is_saved_read_rotated_and_thinned_out_each_by_the_role_for_it(
     site = Site(bucket=stage.site.bucket, run=run, account=ACCOUNT)
     uri = f"s3://{site.bucket}/runs/{run}"
 
-    def become(name: str, launch: int | None = None) -> SecurityPolicy:
+    def make(name: str) -> str:
         arn = stage.server.role()
         stage.server.client("iam").put_role_policy(
             RoleName=arn.rpartition("/")[2],
             PolicyName="rendered",
             PolicyDocument=compact(identity_policy(definition(name), site)),
         )
-        job(stage.assume(arn))
+        return arn
+
+    def become(name: str, launch: int | None = None) -> SecurityPolicy:
+        job(stage.assume(make(name)))
         return SecurityPolicy(
             seal=Seal(recipients=["file:kek.key"], base=tmp_path),
             role=ActAs(name=name, run=run, launch=launch),
@@ -494,6 +497,20 @@ def test_a_run_is_saved_read_rotated_and_thinned_out_each_by_the_role_for_it(
     with Checkpointer(uri, security=become("recovery-reader-writer", 2)) as checkpointer:
         checkpointer.restore({"weights": torch.zeros(4)})
         checkpointer.save(3, {"weights": torch.zeros(4)}).result()
+
+    # The job itself may do nothing but take the two roles up.
+    job(stage.server.user(statement("sts:AssumeRole", "*")))
+    save, restore = make("trainer-writer"), make("recovery-reader-writer")
+    resumes = SecurityPolicy(
+        seal=Seal(recipients=["file:kek.key"], base=tmp_path),
+        role=ActAs(name="trainer-writer", run=run, launch=3, save=f"role:{save}", restore=f"role:{restore}"),
+    )
+    with Checkpointer(uri, security=resumes) as checkpointer:
+        assert checkpointer.restore({"weights": torch.ones(4)}).step == 3
+        checkpointer.save(4, {"weights": torch.full((4,), 4.0)}).result()
+        with pytest.raises(AccessDeniedError, match="do it before the first save, or as recovery"):
+            checkpointer.restore({"weights": torch.ones(4)})
+        checkpointer.save(5, {"weights": torch.full((4,), 5.0)}).result()
 
     def command(name: str, *arguments: str) -> int:
         become(name)

@@ -80,7 +80,7 @@ def test_a_policy_file_makes_a_process_one_role(root: Path, tmp_path: Path) -> N
 def test_what_is_refused_names_the_roles_that_may(root: Path) -> None:
     trainer = ActAs(name="trainer-writer", run="a")
     with pytest.raises(
-        AccessDeniedError, match=r"\[role\] restore, or restore as validator-reader or recovery"
+        AccessDeniedError, match=r"\[role\] restore, or do it as validator-reader or recovery"
     ):
         trainer.open(root, Duty.RESTORE).read(SHARD, limit_bytes=100)
     with pytest.raises(AccessDeniedError, match=r"may not delete .* \(saving\).*; do it as retention$"):

@@ -114,10 +114,12 @@ class ActingRole:
         if self._rights(duty).may(operation, key):
             return
         able = [name for name in who_may(operation, duty, key) if name != self.name]
-        if self.name == "trainer-writer" and duty is Duty.RESTORE and not self._restores_apart:
-            hint = "name the credentials for restoring in [role] restore, or restore as"
-        else:
-            hint = "do it as"
+        hint = "do it as"
+        if not self.definition.restores_as_itself and operation in (Operation.READ, Operation.LIST):
+            if not self._restores_apart:
+                hint = "name the credentials for restoring in [role] restore, or do it as"
+            elif duty is Duty.SAVE:
+                hint = "do it before the first save, or as"
         then = f"; {hint} {' or '.join(able)}" if able else ""
         raise AccessDeniedError(
             f"{uri}: the role {self.name} may not {_DOES[operation]} {key or 'the root'} "
