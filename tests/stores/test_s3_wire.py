@@ -343,12 +343,24 @@ def test_an_upload_whose_parts_do_not_get_through_is_given_up_at_once_and_leaves
     world: World, fault: Fault
 ) -> None:
     """Also those that arrive when it has been given up."""
-    world.wire.arm(fault, at=2, lasting=True, counts=lambda request: "partNumber=" in request.query)
+
+    def is_part(request: Request) -> bool:
+        return "partNumber=" in request.query
+
+    prefix, body = world.begin(), bytes(3 * PART_BYTES)
+    world.wire.arm(fault, at=2, lasting=True, counts=is_part)
+    with pytest.raises(StoreError), world.store(prefix).open_writer("long", length_bytes=len(body)) as writer:
+        writer.write(body)
+        writer.finish()
+    world.wire.disarm()
+    assert world.bucket.unfinished(prefix) == []
+    assert world.bucket.contents(prefix) == world.old
+    # And so in a save, of which all else is removed as well, since this identity may.
+    world.wire.arm(fault, at=2, lasting=True, counts=is_part)
     life = live(world)
     assert isinstance(life.error, SaveError | StoreError)
     assert_agrees(life)
     assert world.bucket.unfinished(life.prefix) == []
-    # What had been written of the save is gone as well, since this identity may remove it.
     assert not [key for key in life.contents if key.startswith("step-000000000002")]
 
 
