@@ -12,6 +12,7 @@ import http.client
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from s3_servers import S3Server
 from wire_proxy import Fault, Request, WireProxy, any_request
 
 from strongroom import Checkpointer, KeepLast
+from strongroom.catalog import Catalog
 from strongroom.errors import (
     OutcomeUnknownError,
     SaveError,
@@ -30,9 +32,11 @@ from strongroom.errors import (
     StoreUnavailableError,
     StrongroomError,
 )
+from strongroom.keeping import find_garbage
 from strongroom.layout import COMMIT
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.s3 import S3Options, S3Store
+from strongroom.sweep import remove
 
 PART_BYTES = 4096
 TRIES = 4
@@ -260,12 +264,18 @@ def assert_agrees(life: Life) -> None:
 
 
 def collect_garbage(world: World, life: Life) -> None:
-    """Give up every upload that was begun, as whoever is allowed to does afterwards."""
+    """As `strongroom gc` does a month later: checkpoints are left, and what a run has besides."""
     store = world.store(life.prefix, past_the_wire=True)
-    for upload in store.unfinished_uploads():
-        store.abort_upload(upload)
+    plan = find_garbage(store, Catalog(store).history(), None, now_ns=time.time_ns() + 30 * 86_400 * 10**9)
+    assert [outcome for outcome in (remove(store, each) for each in plan.removals) if outcome.error] == []
     assert world.bucket.unfinished(life.prefix) == []
-    assert world.bucket.contents(life.prefix) == life.contents
+    contents = world.bucket.contents(life.prefix)
+    committed = tuple(key.removesuffix(COMMIT) for key in life.contents if key.endswith(f"/{COMMIT}"))
+    assert contents == {
+        key: data
+        for key, data in life.contents.items()
+        if not key.startswith("step-") or key.startswith(committed)
+    }
 
 
 def counts_for(fault: Fault) -> Callable[[Request], bool]:
@@ -295,12 +305,11 @@ def kinds(*always: Kinds) -> Any:
 
 @kinds(
     (Fault.DROPPED, Fault.RESET),
-    (Fault.ANSWER_LOST,),
+    (Fault.ANSWER_LOST, Fault.UNAVAILABLE_AFTER),
     (Fault.LATE,),
     (Fault.REQUEST_CUT, Fault.REQUEST_SHORT),
     (Fault.ANSWER_CUT,),
     (Fault.ERROR, Fault.UNAVAILABLE, Fault.SLOW_DOWN),
-    (Fault.UNAVAILABLE_AFTER,),
     (Fault.ERROR_IN_200,),
 )
 def test_one_failure_anywhere_in_a_save_is_survived(world: World, kinds: Kinds) -> None:
