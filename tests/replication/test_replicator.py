@@ -248,6 +248,44 @@ class TestWaiting:
         replicator.wait(name_of(source, 1), WAIT_S)
         assert [event.step for event in listener.of(ReplicationFailed)] == [2]
 
+    def test_lets_the_policy_choose_another_one_for_a_damaged_one(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1, 2)
+        source.delete(f"{name_of(source, 2).folder}/{DATA}/state.json")
+        replicator = begin(source, Target(store=target, keep=KeepLast(count=1)))
+        replicator.begin()
+        replicator.wait(name_of(source, 1), WAIT_S)
+        assert steps_of(target.inner) == [1]
+
+    def test_is_over_at_once_for_what_has_gone_from_here_since(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1, 2)
+        name = name_of(source, 1)
+        replicator = begin(source, target)
+        replicator.wake(commit_of(source, 2))
+        replicator.wait(name, WAIT_S)
+        source.delete(name.commit_key)
+        source.delete_tree(name.folder)
+        save(source, 3, resumes=True)
+        replicator.wake(commit_of(source, 3))
+        replicator.wait(name_of(source, 3), WAIT_S)
+        replicator.wait(name, WAIT_S)
+
+    def test_ends_at_once_where_one_of_several_targets_refuses(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1)
+        other = MemoryStore("other")
+        save(other, 1)
+        target.hook = fail_all
+        replicator = begin(source, target, other)
+        replicator.wake(commit_of(source, 1))
+        with pytest.raises(ReplicationError) as caught:
+            replicator.wait(name_of(source, 1))
+        assert caught.value.tiers == ("memory://other",)
+
     def test_ends_where_a_newer_one_has_made_it_superfluous(
         self, source: MemoryStore, target: Watched, begin: Begin
     ) -> None:

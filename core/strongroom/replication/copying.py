@@ -231,18 +231,17 @@ class Copier:
     # Sending
 
     def _send_files(self, manifest: Manifest, standing: set[str] | None, progress: Progress) -> None:
-        small, large = [], []
+        target = self._target
+        small = []
         noting = _Noting(self._ledger, manifest.name, self._note_bytes)
         for record in manifest.files:
             if self._has_arrived(manifest, record, standing, progress, noting):
                 self._flow.advance(record.size_bytes)
-            elif record.size_bytes >= self._upload_from_bytes:
-                large.append(record)
+            elif record.size_bytes >= self._upload_from_bytes and isinstance(target, Resuming):
+                self._upload(target, manifest.name, record, progress, is_blind=standing is None)
+                noting.add(record)
             else:
                 small.append(record)
-        for record in large:
-            self._upload(manifest.name, record, progress, is_blind=standing is None)
-            noting.add(record)
         send = self._send_blind if standing is None else self._send_small
 
         def task(record: FileRecord) -> Callable[[], None]:
@@ -293,6 +292,9 @@ class Copier:
 
         Nobody else writes below an attempt's folder.
         """
+        if record.size_bytes >= self._upload_from_bytes:
+            self._send_small(key, record)
+            return
         room = memoryview(bytearray(max(1, record.size_bytes)))
         with SourceFile(self._source, key, record) as file:
             piece = file.read_next(room)
@@ -301,11 +303,14 @@ class Copier:
         self._flow.advance(len(piece))
 
     def _upload(
-        self, name: CheckpointName, record: FileRecord, progress: Progress, *, is_blind: bool
+        self,
+        target: Resuming,
+        name: CheckpointName,
+        record: FileRecord,
+        progress: Progress,
+        *,
+        is_blind: bool,
     ) -> None:
-        target = self._target
-        if not isinstance(target, Resuming):
-            return self._send_small(layout.data_key(name, record.path), record)
         token = progress.tokens.get(record.path)
         try:
             send_in_parts(

@@ -25,7 +25,7 @@ class Plan:
         to_verify: what stands there and was not verified by this ledger: another process may have died
             between its commit and its note, or somebody has copied it by hand.
         standing: what stands there, verified.
-        passed_over: what it is not to have, with the reason.
+        passed_over: what it is not to have, with the reason: its policy prefers others, most of them newer.
         conflicts: what cannot be copied, since something else stands there under the same name.
         ranked: all that stands on either, in the order of the line that both make together.
     """
@@ -97,32 +97,25 @@ def plan(
     """
     noted = {commit.name: commit for commit in verified}
     there: Mapping[CheckpointName, Commit] = noted if target is None else target.commits
-    damaged: Mapping[CheckpointName, str] = {} if target is None else target.damaged
-    ours = {name: commit for name, commit in source.commits.items() if name not in left_out}
+    conflicts = _conflicts(source, there, {} if target is None else target.damaged)
+    apart = {*left_out, *conflicts}
+    ours = {name: commit for name, commit in source.commits.items() if name not in apart}
     decisions = retention.plan(
-        _ranked(source, target, [*ours, *there]),
+        _ranked(source, target, [*ours, *(name for name in there if name not in apart)]),
         keep if keep is not None else KeepAll(),
         verified=source.verified if target is None else source.verified | target.verified,
     )
-    copies, to_verify, standing = [], [], []
+    copies: list[Commit] = []
+    to_verify: list[Commit] = []
+    standing: list[Commit] = []
     passed_over: dict[CheckpointName, str] = {}
-    conflicts: dict[CheckpointName, str] = {}
     for decision in decisions:
         name = decision.name
         commit = ours.get(name)
         if commit is None:
             continue
-        if name in damaged:
-            conflicts[name] = f"the copy there is damaged: {damaged[name]}"
-        elif name in there:
-            if there[name] != commit:
-                conflicts[name] = (
-                    f"another checkpoint of this name stands there, with the manifest {there[name].manifest}"
-                )
-            elif noted.get(name) == commit:
-                standing.append(commit)
-            else:
-                to_verify.append(commit)
+        if name in there:
+            (standing if noted.get(name) == commit else to_verify).append(commit)
         elif decision.is_kept:
             copies.append(commit)
         else:
@@ -135,6 +128,18 @@ def plan(
         conflicts=conflicts,
         ranked=_ranked(source, target, [*source.commits, *there]),
     )
+
+
+def _conflicts(
+    source: History, there: Mapping[CheckpointName, Commit], damaged: Mapping[CheckpointName, str]
+) -> dict[CheckpointName, str]:
+    found = {
+        name: f"the copy there is damaged: {why}" for name, why in damaged.items() if name in source.commits
+    }
+    for name, commit in there.items():
+        if name in source.commits and source.commits[name] != commit:
+            found[name] = f"another checkpoint of this name stands there, with the manifest {commit.manifest}"
+    return found
 
 
 def _ranked(

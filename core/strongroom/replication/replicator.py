@@ -130,7 +130,7 @@ class Replicator:
             while True:
                 refused = {line.uri: why for line in self._lines if (why := line.why_never(name)) is not None}
                 missing = [line for line in self._lines if not line.has(name) and line.uri not in refused]
-                if not missing or (self._is_closed and refused):
+                if refused or not missing:
                     break
                 left_s = None if end is None else end - time.monotonic()
                 if self._is_closed or (left_s is not None and left_s <= 0):
@@ -171,7 +171,7 @@ class Replicator:
         expecting = [line for line in self._lines if line not in standing and line.why_passed(name) is None]
         if not standing:
             if expecting:
-                return f"it is not verified on another tier yet: {expecting[0].uri} is to have it"
+                return f"it is not verified on another tier yet, such as {expecting[0].uri}"
             behind = next((line for line in self._lines if not line.has_newer(name)), None)
             return None if behind is None else f"no newer one is verified on {behind.uri} yet"
         coming = [line for line in expecting if line.is_going_well]

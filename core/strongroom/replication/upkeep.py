@@ -122,7 +122,9 @@ class Upkeep:
         self._standing: set[CheckpointName] = set()
         self._ever_verified: set[CheckpointName] = set()
         self._passed_over: dict[CheckpointName, str] = {}
+        self._conflicts: dict[CheckpointName, str] = {}
         self._left_out: dict[CheckpointName, str] = {}
+        self._gone: dict[CheckpointName, str] = {}
         self._ranks: dict[CheckpointName, int] = {}
         self._last: CheckpointName | None = None
         self._failures = 0
@@ -181,7 +183,11 @@ class Upkeep:
 
     def why_passed(self, name: CheckpointName) -> str | None:
         """Why a checkpoint by itself is not to come there; None: it is, or has."""
-        return self._passed_over.get(name) or self._left_out.get(name)
+        for reasons in (self._left_out, self._conflicts, self._gone):
+            if name in reasons:
+                return reasons[name]
+        # Only then: should the newer one turn out damaged, this one is copied in its place.
+        return self._passed_over.get(name) if self.has_newer(name) else None
 
     def why_never(self, name: CheckpointName) -> str | None:
         """Why a checkpoint will not come there by this process; None: it will, or has."""
@@ -253,9 +259,9 @@ class Upkeep:
         """Look, and deliver what waits, until something newer comes."""
         with self._changed:
             self._courier.launch = self._launch
-            left_out = set(self._left_out)
+            left_out, expected = set(self._left_out), set(self._expected)
         outlook = self._courier.look(left_out)
-        self._note(outlook)
+        self._note(outlook, expected)
         waiting = outlook.plan.waiting
         first_error: Exception | None = None
         if waiting:
@@ -304,8 +310,12 @@ class Upkeep:
             self._courier.clear_up(outlook)
             self._cleared_up_at = now
 
-    def _note(self, outlook: Outlook) -> None:
-        """Take in what a look has shown."""
+    def _note(self, outlook: Outlook, expected: set[CheckpointName]) -> None:
+        """Take in what a look has shown.
+
+        Args:
+            expected: what was expected before it: what came meanwhile it may not have seen.
+        """
         plan = outlook.plan
         verified = set(self._courier.ever_verified())
         with self._changed:
@@ -315,18 +325,19 @@ class Upkeep:
             }
             self._pending = {**newer, **{commit.name: commit for commit in plan.waiting}}
             self._standing = {commit.name for commit in plan.standing}
-            self._ever_verified = verified
-            self._passed_over = {**plan.passed_over, **plan.conflicts}
+            # Also of what is gone from here since, and so is noted no more.
+            self._ever_verified |= verified
+            self._passed_over, self._conflicts = dict(plan.passed_over), dict(plan.conflicts)
             self._ranks = {name: rank for rank, name in enumerate(plan.ranked)}
             self._left_out = {name: why for name, why in self._left_out.items() if name in source}
             if plan.standing:
                 self._last = max(commit.name for commit in plan.standing)
-            for name in self._expected - source.keys() - newer.keys():
-                if name not in verified:
-                    self._passed_over[name] = "it was gone from the first tier before it was copied"
+            for name in expected - source.keys() - newer.keys():
+                if name not in self._ever_verified:
+                    self._gone[name] = "it was gone from the first tier before it was copied"
             # What is settled need not be remembered for ever.
-            self._expected = {
-                name for name in self._expected if name in self._pending or name in self._passed_over
+            self._expected -= {
+                name for name in expected if name not in self._pending and name not in self._passed_over
             }
             self._watch_lag()
             self._changed.notify_all()
@@ -338,6 +349,8 @@ class Upkeep:
             why = str(error)
         with self._changed:
             self._left_out[commit.name] = why
+            # Of the others the target's policy may choose another one now.
+            self._is_news = True
             self._pending.pop(commit.name, None)
             self._failures += 1
             self._changed.notify_all()
