@@ -333,6 +333,24 @@ def test_a_writer_that_may_overwrite_by_its_own_policy_is_stopped_by_the_buckets
     assert not allows(overwrite, identity=wide, resource=bucket_policy(SITE))
 
 
+def test_a_role_never_does_what_it_must_not_whatever_another_policy_gives_it() -> None:
+    wide = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    for role in ROLES:
+        rights = role.rights
+        for action, resource, may in (
+            ("s3:GetObject", f"arn:aws:s3:::checkpoints/runs/run-b/{SHARD}", bool(rights.read)),
+            ("s3:ListBucket", "arn:aws:s3:::checkpoints", rights.lists),
+            ("s3:DeleteObject", f"arn:aws:s3:::checkpoints/runs/run-b/{SHARD}", bool(rights.delete)),
+            ("s3:DeleteObjectVersion", f"arn:aws:s3:::checkpoints/runs/run-b/{SHARD}", False),
+            ("kms:Decrypt", KEY, rights.unwraps),
+            ("kms:Encrypt", KEY, rights.wraps),
+            # Nothing is said of what is not the checkpoints': a job's own data, say.
+            ("s3:GetObject", "arn:aws:s3:::data/batch", True),
+        ):
+            asked = Request(action=action, resource=resource, principal=arn(role.name))
+            assert allows(asked, identity=[identity_policy(role, SITE), wide]) == may, (role.name, action)
+
+
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_policies_are_short_enough_for_aws_and_the_same_each_time(role: Any) -> None:
     longest = Site(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from strongroom import layout
-from strongroom.errors import AccessDeniedError, ConfigError, FormatError, UnsupportedFormatError
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    FormatError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
 from strongroom.layout import CheckpointName
 from strongroom.roles import Duty, Operation, Role, open_root
 from strongroom.stores.limited import unlimited
@@ -234,6 +242,34 @@ def test_credentials_that_are_not_there_are_told_before_anything_is_asked(
     role = ActAs(name="retention", run="a", save=text, base=tmp_path)
     with pytest.raises(ConfigError, match=r"profile|token"):
         role.open("s3://bucket/runs/a", Duty.SAVE)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    (
+        ("env", ConfigError, "this machine has no AWS credentials"),
+        (f"role:{ARN}", StoreUnavailableError, "Could not connect"),
+    ),
+)
+def test_credentials_that_cannot_be_had_say_why(
+    text: str, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("boto3")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    if text != "env":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setattr("strongroom_security.roles.credentials._TRIES", 1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{probe.getsockname()[1]}")
+        with pytest.raises(kind, match=told):
+            ActAs(name="retention", run="a", save=text).open("s3://bucket/runs/a", Duty.SAVE)
 
 
 # ----------------------------------------------------------------------------------------------------- grants
