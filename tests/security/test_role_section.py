@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from strongroom.roles import Duty, Operation, Role, open_root
 from strongroom.stores.limited import unlimited
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom_security import ActAs, SecurityPolicy
+from strongroom_security import ActAs, SecurityPolicy, aws
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.roles import ROLES, grants
-from strongroom_security.roles.credentials import Credentials
+from strongroom_security.roles.credentials import Credentials, Held
 from strongroom_security.roles.grants import (
     Grant,
     HeldGrant,
@@ -272,6 +273,40 @@ def test_credentials_that_cannot_be_had_say_why(
             ActAs(name="retention", run="a", save=text).open("s3://bucket/runs/a", Duty.SAVE)
 
 
+def test_credentials_are_fetched_again_before_they_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    fetched: list[int] = []
+
+    def fetch() -> dict[str, str]:
+        fetched.append(1)
+        # The first ones are about to run out, and the next hold for an hour.
+        seconds = 60 if len(fetched) == 1 else 3600
+        until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        return {
+            "access_key": f"key-{len(fetched)}",
+            "secret_key": "s",
+            "token": "t",
+            "expiry_time": until.isoformat(),
+        }
+
+    credentials = aws.new_session(whom="a test", fetch=fetch).get_credentials()
+    assert fetched == []
+    assert [credentials.get_frozen_credentials().access_key for _ in range(3)] == ["key-1", "key-2", "key-2"]
+
+
+def test_no_credentials_are_fetched_once_they_were_let_go_of() -> None:
+    pytest.importorskip("boto3")
+    held = Held(Credentials(kind="role", name=ARN), name="test", policy=None, whom="a test")
+    credentials = held.session.get_credentials()
+    held.drop("it is over")
+    with pytest.raises(AccessDeniedError, match="it is over"):
+        credentials.get_frozen_credentials()
+    for ask in (lambda: held.session, held.check):
+        with pytest.raises(AccessDeniedError, match="it is over"):
+            ask()
+
+
 # ----------------------------------------------------------------------------------------------------- grants
 
 
@@ -309,11 +344,11 @@ def signed(granted: Grant, *signers: FileSigner) -> bytes:
     return data
 
 
-Held = Callable[..., HeldGrant]
+Granted = Callable[..., HeldGrant]
 
 
 @pytest.fixture
-def held(tmp_path: Path, approvers: dict[str, FileSigner]) -> Held:
+def held(tmp_path: Path, approvers: dict[str, FileSigner]) -> Granted:
     """A policy's grant, from what a file holds."""
 
     def read(data: bytes, *, by: str = "ann bob", at_ms: int = NOW_MS, run: str | None = "a") -> HeldGrant:
@@ -326,7 +361,7 @@ def held(tmp_path: Path, approvers: dict[str, FileSigner]) -> Held:
 
 
 def test_a_grant_of_two_approvers_holds_and_its_use_is_told_once(
-    held: Held,
+    held: Granted,
     approvers: dict[str, FileSigner],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -347,7 +382,7 @@ def test_a_grant_of_two_approvers_holds_and_its_use_is_told_once(
     assert "the KMS is out of reach" in record.getMessage()
 
 
-def test_a_grant_that_does_not_hold_is_refused(held: Held, approvers: dict[str, FileSigner]) -> None:
+def test_a_grant_that_does_not_hold_is_refused(held: Granted, approvers: dict[str, FileSigner]) -> None:
     ann, bob, eve = (approvers[name] for name in ("ann", "bob", "eve"))
     both = signed(grant(), ann, bob)
     for data, more, told in (
@@ -367,7 +402,7 @@ def test_a_grant_that_does_not_hold_is_refused(held: Held, approvers: dict[str, 
             held(data, **more)
 
 
-def test_a_grant_that_was_changed_holds_no_more(held: Held, approvers: dict[str, FileSigner]) -> None:
+def test_a_grant_that_was_changed_holds_no_more(held: Granted, approvers: dict[str, FileSigner]) -> None:
     """Every byte of what was approved counts."""
     import base64
     import json
