@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from strongroom import incoming
 from strongroom.catalog import History
 from strongroom.errors import ObjectNotFoundError, StoreError
 from strongroom.layout import CheckpointName
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "Removal",
     "abandoned_uploads",
+    "forget_announcements",
     "of_checkpoints",
     "orphans",
     "remove",
@@ -105,6 +107,16 @@ def remove(store: Store, removal: Removal) -> Outcome:
     return Outcome(removal=removal)
 
 
+def forget_announcements(store: Store, history: History, *, now_ns: int) -> None:
+    """Remove what announced copies that are committed, or were given up, as far as the store lets us."""
+    try:
+        for name in incoming.announced(store):
+            if name in history.commits or not incoming.is_announced(store, name, now_ns):
+                incoming.take_back(store, name)
+    except StoreError:
+        return
+
+
 def of_checkpoints(decisions: Collection[Decision], history: History) -> Plan:
     """What `strongroom.retention.plan` decided, as a plan."""
     return Plan(
@@ -177,7 +189,8 @@ def abandoned_uploads(
         if name is None or name.launch > launch or name in in_flight:
             continue
         deadline_s = max(_deadline_s(history, name), newest_s)
-        if now_ns - upload.began_ns > DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9:
+        is_old = now_ns - upload.began_ns > DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9
+        if is_old and not incoming.is_announced(store, name, now_ns):
             reason = f"an upload that was begun and not finished, past twice the deadline of {deadline_s:g} s"
             removals.append(Removal(kind="upload", name=name, reason=reason, upload=upload))
     return Plan(removals=tuple(removals))
@@ -208,6 +221,8 @@ def _judge_folder(
         if is_young(found):
             return _left(name, f"not committed, and perhaps yet to be: its deadline is {deadline_s:g} s")
         size_bytes = (size_bytes or 0) + found.size_bytes
+    if incoming.is_announced(store, name, now_ns):
+        return _left(name, "not committed yet: it is being copied here from another tier")
     if size_bytes is not None:
         return _dead(name, f"never committed, and past twice its deadline of {deadline_s:g} s", size_bytes)
     if name.launch < launch:

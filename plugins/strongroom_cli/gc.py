@@ -19,7 +19,7 @@ from strongroom.layout import CheckpointName
 from strongroom.retention import KeepLast
 from strongroom.roles import Duty, Operation, open_root
 from strongroom.signing import NO_GUARD
-from strongroom.sweep import Kind, Outcome, Plan, remove
+from strongroom.sweep import Kind, Outcome, Plan, forget_announcements, remove
 from strongroom_cli import words
 from strongroom_cli.console import Bar, line, new_console, print_json
 from strongroom_cli.standing import read_history
@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
         for number, removal in enumerate(plan.removals):
             bar.show(number, len(plan.removals))
             outcomes.append(Outcome(removal=removal) if options.dry_run else remove(store, removal))
+    if not options.dry_run:
+        forget_announcements(store, history, now_ns=SYSTEM_CLOCK.now_ns())
     if options.json:
         print_json(
             {

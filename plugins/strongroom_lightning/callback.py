@@ -73,9 +73,11 @@ class StrongroomCheckpoint(Checkpoint):
             checkpoint was saved with: ``OnChange(data="refuse", code="warn", ...)``.
         retention_class: a name that goes into each manifest, for rules of retention to go by.
         run_id: the run's id where the platform gives one; a root of another run is refused.
-        launch: the number of this start where the platform gives one, for a job that may not look at the root.
+        launch: the number of this start where the platform gives one, for a job that may not look at the
+            root.
         replicate_to: further tiers, the fastest first, as roots or `strongroom.Tier` values: what was
-            committed is copied to each in the background. The end of a fit waits for it, ``timeout_s`` at most.
+            committed is copied to each in the background. The end of a fit waits for it, ``timeout_s`` at
+            most.
         accept_missing_tiers: go on without a tier that is out of reach, where what is newest may be.
         reserve_bytes: what is to stay free on the root's file system.
         accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
