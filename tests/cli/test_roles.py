@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from strongroom import Checkpointer
 from strongroom.errors import AccessDeniedError
 from strongroom.roles import Duty, open_root
 from strongroom_cli.roles_arguments import ROLE_NAMES
@@ -27,7 +29,7 @@ Strongroom = Callable[..., Any]
 KEY = "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 BUCKET = ("--bucket", "checkpoints")
 ACCOUNT = ("--account", "111122223333")
-GRANT = ("roles", "grant", "grant.json", "--run", "a", "--who", "ann", "--reason", "KMS is down")
+GRANT = ("roles", "grant", "grant.json", "--run", "demo", "--who", "ann", "--reason", "KMS is down")
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +205,12 @@ def test_a_grant_is_begun_approved_by_two_and_then_used(strongroom: Strongroom, 
     assert approved.json["not_after_ms"] - approved.json["not_before_ms"] == 2 * 3_600_000
     assert strongroom("ls", root, "--security", policy).status == 0
     assert strongroom("verify", root, "--security", policy).status == 0
+
+    with Checkpointer("other", run_id="other") as checkpointer:
+        checkpointer.save(1, {"weights": torch.zeros(2)}).result()
+    other = strongroom("ls", "other", "--security", policy)
+    assert other.status == 4
+    assert "is of run other, and the grant of break-glass is for run demo" in other.err
 
 
 def test_a_grant_is_not_written_over_another(strongroom: Strongroom) -> None:

@@ -23,6 +23,7 @@ from strongroom.errors import (
     UnsupportedFormatError,
 )
 from strongroom.layout import CheckpointName
+from strongroom.manifest import Run
 from strongroom.roles import Duty, Operation, Role, open_root
 from strongroom.stores.limited import unlimited
 from strongroom.stores.local import LocalStore
@@ -58,8 +59,8 @@ def load(folder: Path, text: str) -> SecurityPolicy:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     store = LocalStore(tmp_path / "run")
+    store.put(layout.RUN, Run(run="a", created_at_ms=0).encode())
     for key in (
-        layout.RUN,
         layout.launch_key(1),
         SHARD,
         layout.data_key(NAME, layout.MANIFEST),

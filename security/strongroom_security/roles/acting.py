@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from strongroom.errors import AccessDeniedError, ConfigError
+from strongroom import layout
+from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
+from strongroom.manifest import RUN_BOUNDS, Run
 from strongroom.roles import Duty, Operation
 from strongroom.stores.base import Store
 from strongroom.stores.limited import LimitedStore, limited
@@ -95,6 +97,7 @@ class ActingRole:
 
         Raises:
             ConfigError: the root is none, its folder is not its run's, or there are no such credentials.
+            FormatError: a grant is needed, and the root does not say which run it is.
             AccessDeniedError: the credentials were let go of, or refused, or no grant allows it.
             StoreUnavailableError: who gives credentials was out of reach.
         """
@@ -102,6 +105,8 @@ class ActingRole:
             self._check()
         is_s3 = isinstance(root, str) and root[: len(_S3)].lower() == _S3
         store = self._open_s3(str(root), duty) if is_s3 else open_store(root)
+        if self.definition.needs_grant:
+            self._check_run(store)
         opened = limited(store, lambda operation, key: self._rule(store.uri, operation, key, duty))
         if duty is Duty.RESTORE:
             with self._lock:
@@ -109,6 +114,19 @@ class ActingRole:
                     raise AccessDeniedError(f"{store.uri}: {_DROPPED}")
                 self._opened.add(opened)
         return opened
+
+    def _check_run(self, store: Store) -> None:
+        """A grant is for one run, and whoever uses it may be let into more by the storage."""
+        try:
+            data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+        except ObjectNotFoundError:
+            return  # an empty root has nothing to read
+        run = Run.decode(data, layout.RUN).run
+        if run != self.run_id:
+            raise AccessDeniedError(
+                f"{store.uri} is of run {run}, and the grant of {self.name} is for run {self.run_id}; have "
+                f"another one approved"
+            )
 
     def _rule(self, uri: str, operation: Operation, key: str, duty: Duty) -> None:
         if self._rights(duty).may(operation, key):
