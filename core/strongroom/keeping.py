@@ -51,12 +51,10 @@ class _Counting:
     """A root's checkpoints, as far as they are this run's by the policy.
 
     Attributes:
-        history: the root, less launches that a stranger planted: these say nothing of the line.
-        ranked: those that count, in the line's order.
+        ranked: those that count, in the line's order: launches that a stranger planted have no say in it.
         strange: the whole ones that do not, with the reason.
     """
 
-    history: History
     ranked: tuple[CheckpointName, ...]
     strange: Mapping[CheckpointName, StrongroomError]
 
@@ -89,7 +87,6 @@ class _Judge:
         line = candidates.history.line
         problems = {name: self._problem(history, name) for name in history.commits}
         return _Counting(
-            history=candidates.history,
             ranked=tuple(name for name in line.ranked if name in problems and problems[name] is None),
             strange={name: problem for name, problem in problems.items() if problem is not None},
         )
@@ -201,6 +198,8 @@ class Keeper:
         )
 
     def _carry_out(self, plan: Plan, run: str) -> None:
+        for unknown in plan.unknown:
+            self._emitter.emit(RemovalFailed(run=run, folder="", reason=f"it is not known {unknown}"))
         for removal in plan.removals:
             outcome = sweep.remove(self._store, removal)
             if outcome.is_half_done:

@@ -13,11 +13,11 @@ from typing import Final, Literal
 
 from strongroom import incoming
 from strongroom.catalog import History
-from strongroom.errors import ObjectNotFoundError, StoreError
+from strongroom.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.retention import Decision
 from strongroom.stores.base import ObjectInfo, Store
-from strongroom.stores.offers import Resuming, Unfinished
+from strongroom.stores.offers import Detailing, Resuming, Unfinished
 
 __all__ = [
     "DEADLINES_UNTIL_ORPHAN",
@@ -66,13 +66,22 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What goes and what stays, each with its reason."""
+    """What goes and what stays, each with its reason.
+
+    Attributes:
+        unknown: what could not be looked at, in words.
+    """
 
     removals: tuple[Removal, ...] = ()
     kept: tuple[Decision, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def __add__(self, other: Plan) -> Plan:
-        return Plan(removals=self.removals + other.removals, kept=self.kept + other.kept)
+        return Plan(
+            removals=self.removals + other.removals,
+            kept=self.kept + other.kept,
+            unknown=self.unknown + other.unknown,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +165,11 @@ def orphans(
     """
     plan = Plan()
     for name in history.uncommitted:
-        plan += _judge_folder(store, history, name, launch, now_ns, in_flight, half_removed)
+        try:
+            plan += _judge_folder(store, history, name, launch, now_ns, in_flight, half_removed)
+        except IntegrityError as error:
+            # A link, for one, which somebody has planted there.
+            plan += _left(name, f"left alone: {error}")
     return plan
 
 
@@ -175,18 +188,24 @@ def abandoned_uploads(
     that file anew.
 
     Args:
-        launch, now_ns, in_flight: as `orphans` has them.
+        launch: the newest one.
+        now_ns, in_flight: as `orphans` has them.
 
     Raises:
-        StoreError: they could not be listed.
+        StoreError: the store could not be asked.
     """
     if not isinstance(store, Resuming):
         return Plan()
+    try:
+        uploads = store.unfinished_uploads()
+    except AccessDeniedError as error:
+        # Not everybody may who may delete; a bucket's lifecycle can clear them too.
+        return Plan(unknown=(f"whether there are unfinished uploads: {error}",))
     removals = []
     newest_s = history.launches[launch].deadline_s if launch in history.launches else 0
-    for upload in store.unfinished_uploads():
+    for upload in uploads:
         name = CheckpointName.parse(upload.key.partition("/")[0])
-        if name is None or name.launch > launch or name in in_flight:
+        if name is None or name in in_flight:
             continue
         deadline_s = max(_deadline_s(history, name), newest_s)
         is_old = now_ns - upload.began_ns > DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9
@@ -245,6 +264,10 @@ def _deadline_s(history: History, name: CheckpointName) -> float:
 
 def _objects(store: Store, folder: str) -> Iterator[ObjectInfo]:
     """Every object in a folder and in those in it; what goes away meanwhile is left out."""
+    if isinstance(store, Detailing):
+        # Who may remove a checkpoint need not be one who may read it.
+        yield from store.details(folder).values()
+        return
     for name in store.list_names(folder):
         path = f"{folder}/{name}"
         if name.endswith("/"):

@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
                 "removed": [_told(outcome, history) for outcome in outcomes],
                 "root": store.uri,
                 "run": history.run.run if history.run else None,
+                "unknown": list(plan.unknown),
             }
         )
     else:
@@ -113,6 +114,8 @@ def _print(console: Console, plan: Plan, outcomes: Sequence[Outcome], *, is_dry_
     for decision in plan.kept:
         told = line(("kept     ", "dim"), str(decision.name), (f": {decision.reason}", "dim"))
         console.print(told, soft_wrap=True)
+    for unknown in plan.unknown:
+        console.print(line(("unknown  ", "yellow"), unknown), soft_wrap=True)
     verb = "would go" if is_dry_run else "removed "
     for outcome in outcomes:
         removal = outcome.removal

@@ -75,6 +75,7 @@ def test_its_json_has_the_documented_members(strongroom: Strongroom, root: Path,
     done = strongroom("gc", root, "--keep-last", 3, "--json").json
     assert set(done) == {
         "dry_run", "failed", "freed_bytes", "keep_last", "kept", "removed", "root", "run",
+        "unknown",
     }  # fmt: skip
     assert (done["run"], done["root"], done["keep_last"], done["failed"]) == ("demo", root.as_uri(), 3, 0)
     for item in done["removed"]:
@@ -169,6 +170,29 @@ def test_planted_checkpoints_make_it_remove_none_of_the_true_ones(
     # Where nobody asks for signatures they count like any others: 950 is the newest, and went on from 901.
     assert strongroom("gc", root, "--keep-last", 2).status == 0
     assert steps(root) == [901, 950]
+
+
+def test_a_planted_launch_has_no_say_in_what_was_superseded(
+    strongroom: Strongroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert strongroom("keys", "init", "alice.pem", "--kind", "sign-p256").status == 0
+    Path("policy.toml").write_text('[sign]\nkey = "file:alice.pem"\n')
+    with Checkpointer("run", security="policy.toml", run_id="demo") as checkpointer:
+        for step in (1, 2, 3, 4):
+            checkpointer.save(step, {"w": torch.ones(3)}).result(60)
+        checkpointer.restore(step=2)
+        checkpointer.save(5, {"w": torch.ones(3)}).result(60)
+    with Checkpointer("stranger", run_id="demo") as checkpointer:
+        for _ in range(3):  # the third launch is above all of the run's
+            checkpointer.save(901, {"w": torch.ones(3)}).result(60)
+            checkpointer.restore()
+    (folder,) = Path("stranger").glob("step-000000000901-0003-*")
+    shutil.copytree(folder, tmp_path / "run" / folder.name)
+    shutil.copy("stranger/launches/000003.json", "run/launches")
+    assert strongroom("gc", "run", "--keep-last", 3, "--security", "policy.toml").status == 0
+    # The line is 5, 2, 1: what it left behind, 4 and 3, goes first.
+    assert steps(tmp_path / "run") == [1, 2, 5, 901]
 
 
 @pytest.mark.parametrize("count", ("0", "-1", "two", ""))

@@ -19,6 +19,7 @@ from strongroom.keeping import Keeper, check_may_remove, find_garbage
 from strongroom.layout import CheckpointName
 from strongroom.retention import KeepAll, RetentionPolicy
 from strongroom.roles import Duty, Operation
+from strongroom.stores.limited import limited
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Unfinished, Upload
@@ -266,6 +267,45 @@ def test_one_removal_that_fails_leaves_the_checkpoint_whole_and_stops_no_other(
     assert begin(root).restore(step=2).step == 2
 
 
+def test_a_link_in_what_is_left_leads_nowhere_and_stops_no_other_removal(root: Path, begin: Begin) -> None:
+    save(begin(root, timeout_s=1), 1)
+    linked, other = (leave_uncommitted(root, 1, step=step) for step in (2, 3))
+    (root.parent / "mine.txt").write_text("mine")
+    (linked / "data" / "link").symlink_to(root.parent / "mine.txt")
+    plan = look(LocalStore(root), later_s=60)
+    assert going(plan) == [("orphan", 3)]
+    assert "left alone" in reasons(plan)[2]
+    assert "symbolic link" in reasons(plan)[2]
+    carry_out(LocalStore(root), plan)
+    assert (linked.exists(), other.exists()) == (True, False)
+
+
+def test_names_that_are_no_keys_stand_in_nobodys_way(root: Path, begin: Begin) -> None:
+    save(begin(root, timeout_s=1), 1)
+    left = leave_uncommitted(root, 1, step=2)
+    (left / "data" / "notes of mine.txt").touch()
+    (left / "a folder").mkdir()
+    plan = look(LocalStore(root), later_s=60)
+    assert going(plan) == [("orphan", 2)]
+    carry_out(LocalStore(root), plan)
+    assert not left.exists()
+
+
+def test_who_may_list_and_not_read_finds_the_same(root: Path, begin: Begin) -> None:
+    save(begin(root, timeout_s=1), 1)
+    leave_uncommitted(root, 1, step=2)
+
+    def rule(operation: Operation, key: str) -> None:
+        if operation is Operation.READ and "/data/" in key:
+            raise AccessDeniedError(key)
+
+    store = limited(LocalStore(root), rule)
+    assert look(store, later_s=60).removals == look(LocalStore(root), later_s=60).removals
+    details = LocalStore(root).details("")
+    assert {key: LocalStore(root).stat(key) for key in details} == details
+    assert len(details) == sum(path.is_file() for path in root.rglob("*"))
+
+
 # ---------------------------------------------------------------------------------------- uploads
 
 
@@ -275,14 +315,27 @@ def test_uploads_go_once_nobody_can_be_going_on_with_them(begin: Begin) -> None:
     now_ns = time.time_ns()
     dead = upload("step-000000000002-0001-0123456789abcdef", began_ns=now_ns - 201 * 10**9)
     under_way = upload("step-000000000003-0001-0123456789abcdef", began_ns=now_ns - 150 * 10**9)
-    later = upload("step-000000000003-0002-0123456789abcdef", began_ns=now_ns - HOUR_NS)
+    # The record of its launch is lost, so that its deadline is anybody's guess.
+    unknown = upload("step-000000000003-0002-0123456789abcdef", began_ns=now_ns - 47 * HOUR_NS)
     not_ours = upload("films", began_ns=0)
-    store.uploads = [dead, under_way, later, not_ours]
+    store.uploads = [dead, under_way, unknown, not_ours]
     plan = look(store)
     assert [(removal.kind, removal.path) for removal in plan.removals] == [("upload", dead.key)]
     assert plan.removals[0].size_bytes is None
     carry_out(store, plan)
-    assert store.uploads == [under_way, later, not_ours]
+    assert store.uploads == [under_way, unknown, not_ours]
+    assert [removal.upload for removal in look(store, later_s=2 * 3600).removals] == [under_way, unknown]
+
+
+def test_an_upload_that_a_later_launch_may_be_going_on_with_has_its_time(begin: Begin) -> None:
+    store = Uploading()
+    save(begin(store, timeout_s=1), 1)
+    later = begin(store, timeout_s=1000)
+    later.restore()
+    save(later, 2)
+    store.uploads = [upload("step-000000000001-0001-0123456789abcdef", began_ns=time.time_ns())]
+    assert look(store, later_s=1900).removals == ()
+    assert len(look(store, later_s=2100).removals) == 1
 
 
 def test_a_keeper_ends_dead_uploads_after_a_commit_and_leaves_its_own(begin: Begin, listener: Any) -> None:
@@ -309,7 +362,10 @@ def test_a_store_that_will_not_list_its_uploads_is_told_and_retention_is_done(
     store = Closed()
     save(begin(store, keep=KeepLast(count=1), events=[listener]), 1, 2)
     assert [checkpoint.step for checkpoint in begin(store).checkpoints()] == [2]
-    assert {event.reason for event in listener.of(events.RemovalFailed)} == {"no listing of uploads"}
+    told = "it is not known whether there are unfinished uploads: no listing of uploads"
+    assert {event.reason for event in listener.of(events.RemovalFailed)} == {told}
+    plan = look(store, KeepLast(count=1), later_s=10**9)
+    assert plan.unknown == ("whether there are unfinished uploads: no listing of uploads",)
 
 
 # ---------------------------------------------------------------------------------------- who may

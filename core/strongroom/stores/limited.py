@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from strongroom.errors import AccessDeniedError
 from strongroom.stores.base import Buffer, ObjectInfo, ObjectReader, ObjectWriter, Store
 from strongroom.stores.offers import (
+    Detailing,
     Outlining,
     Resuming,
     Space,
@@ -161,6 +162,12 @@ class _Outlines(LimitedStore):
         return inner.outline(fold)
 
 
+class _Details(LimitedStore):
+    def details(self, prefix: str) -> Mapping[str, ObjectInfo]:
+        inner: Detailing = cast(Detailing, self._asked(Operation.LIST, prefix))
+        return inner.details(prefix)
+
+
 class _Resumes(LimitedStore):
     def begin_upload(self, key: str, *, length_bytes: int) -> Upload:
         inner: Resuming = cast(Resuming, self._asked(Operation.CREATE, key))
@@ -191,6 +198,7 @@ class _HasSpace(LimitedStore):
 
 _OFFERS: Final[tuple[tuple[Any, type[LimitedStore]], ...]] = (
     (Outlining, _Outlines),
+    (Detailing, _Details),
     (Resuming, _Resumes),
     (Spacious, _HasSpace),
 )

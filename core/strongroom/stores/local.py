@@ -21,6 +21,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -237,7 +238,21 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
 
-    # Space
+    # What is offered besides
+
+    def details(self, prefix: str) -> Mapping[str, ObjectInfo]:
+        """Every file in a folder and below; see `strongroom.stores.offers.Detailing`."""
+        prefix = check_prefix(prefix)
+        found: dict[str, ObjectInfo] = {}
+        for name in self.list_names(prefix):
+            key = f"{prefix}/{name}" if prefix else name
+            # What is no key is nothing of Strongroom's.
+            with contextlib.suppress(ObjectNotFoundError, ConfigError):
+                if name.endswith("/"):
+                    found.update(self.details(key))
+                else:
+                    found[key] = self.stat(key)
+        return found
 
     def space(self) -> Space:
         """How full the file system is on which the root lies, or will lie.

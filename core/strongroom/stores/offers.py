@@ -1,7 +1,7 @@
 """What a store may offer besides `Store`; who uses an offer does without where it is not made.
 
-Each is a protocol of its own, found by ``isinstance`` (`Outlining`, `Resuming`, `Spacious`), and `tuning_of`
-says how a store likes to be used. A store that offers nothing works.
+Each is a protocol of its own, found by ``isinstance`` (`Outlining`, `Detailing`, `Resuming`, `Spacious`), and
+`tuning_of` says how a store likes to be used. A store that offers nothing works.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 from strongroom.stores.base import Buffer, ObjectInfo, Store
 
 __all__ = [
+    "Detailing",
     "Outlining",
     "Resuming",
     "Space",
@@ -59,6 +60,18 @@ class Outlining(Protocol):
         Args:
             fold: the name of those folders. Of each, its own key stands for all that it holds, with a
                 trailing ``/`` and None.
+
+        Raises:
+            StoreError: as `Store.list_names`.
+        """
+
+
+@runtime_checkable
+class Detailing(Protocol):
+    """A store that tells how large and how old things are to whoever may list them and read none."""
+
+    def details(self, prefix: str) -> Mapping[str, ObjectInfo]:
+        """Every object in a folder and below it, by key; what goes away meanwhile may be left out.
 
         Raises:
             StoreError: as `Store.list_names`.

@@ -16,7 +16,7 @@ from strongroom.stores.offers import Unfinished
 from strongroom.stores.s3.bucket import Bucket
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
-__all__ = ["abort", "delete_keys", "info", "keys_under", "names", "outline", "uploads_under"]
+__all__ = ["abort", "delete_keys", "details", "info", "keys_under", "names", "outline", "uploads_under"]
 
 _BATCH: Final = 1000
 """What one DeleteObjects takes (S3 API reference)."""
@@ -68,6 +68,16 @@ def outline(bucket: Bucket, fold: str) -> dict[str, ObjectInfo | None]:
         for entry in page.get("Contents") or []:
             _note(found, str(entry["Key"])[len(root) :], info(entry, "Size"), fold)
     return found
+
+
+def details(bucket: Bucket, prefix: str) -> dict[str, ObjectInfo]:
+    """See `strongroom.stores.offers.Detailing`."""
+    root = bucket.where.folder("")
+    found: dict[str, ObjectInfo | None] = {}
+    for page in _pages(bucket, bucket.where.folder(prefix)):
+        for entry in page.get("Contents") or []:
+            _note(found, str(entry["Key"])[len(root) :], info(entry, "Size"), fold=None)
+    return {key: entry for key, entry in found.items() if entry is not None}
 
 
 def uploads_under(
@@ -165,8 +175,8 @@ def _pages(bucket: Bucket, prefix: str, *, delimiter: str | None = None) -> Iter
         token = str(following)
 
 
-def _note(found: dict[str, ObjectInfo | None], name: str, entry: ObjectInfo | None, fold: str) -> None:
-    folder, is_folded, _ = f"/{name}".partition(f"/{fold}/")
+def _note(found: dict[str, ObjectInfo | None], name: str, entry: ObjectInfo | None, fold: str | None) -> None:
+    folder, is_folded, _ = ("", "", "") if fold is None else f"/{name}".partition(f"/{fold}/")
     kept = f"{folder}/{fold}"[1:] if is_folded else name
     try:
         check_key(kept)

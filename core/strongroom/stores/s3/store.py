@@ -156,6 +156,10 @@ class S3Store:
         check_key(fold)
         return listing.outline(self._bucket, fold)
 
+    def details(self, prefix: str) -> Mapping[str, ObjectInfo]:
+        """Every object in a folder and below; see `strongroom.stores.offers.Detailing`."""
+        return listing.details(self._bucket, check_prefix(prefix))
+
     # Removing
 
     def delete(self, key: str) -> None:
