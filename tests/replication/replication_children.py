@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
 
 from replication_runs import name_of
 from replication_stores import Watched, WatchedBucket
@@ -22,22 +21,35 @@ __all__ = ["S3_PART_BYTES", "copy_and_be_killed", "open_bucket", "upload_and_be_
 S3_PART_BYTES = 5 << 20
 
 
+_CHANGES = (
+    "open_writer",
+    "write",
+    "finish",
+    "put",
+    "put_if_absent",
+    "make_durable",
+    "delete",
+    "delete_tree",
+)
+"""A kill at any other moment leaves what one before the next of these does."""
+
+
 class _Kill:
-    """Ends this process, as SIGKILL does, before its nth operation."""
+    """Ends this process by SIGKILL before its nth operation that changes a store."""
 
     def __init__(self, at: int) -> None:
         self._at = at
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, operation: str, key: str) -> None:
         with self._lock:
-            if next(self._numbers) == self._at:
+            if operation in _CHANGES and next(self._numbers) == self._at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 def copy_and_be_killed(source: str, target: str, at: int, pipe: Connection) -> None:
-    """Copy a run to a second folder, and die before the nth operation on either."""
+    """Copy a run to a second folder, and die before the nth change of either."""
     kill = _Kill(at)
     first, second = Watched(LocalStore(source)), Watched(LocalStore(target))
     first.hook = second.hook = kill

@@ -38,7 +38,7 @@ Run = Callable[..., tuple[int, list[Any]]]
 @pytest.fixture(scope="module")
 def nursery() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "strongroom.replication", "strongroom.checkpointer", "boto3"])
+    context.set_forkserver_preload(["pytest", "torch", "strongroom.checkpointer", "replication_children"])
     return context
 
 
@@ -117,7 +117,7 @@ def test_a_kill_at_any_step_of_a_copy_between_folders(run: Run, sealed: Path, tm
         assert files_of(first) == files_of(second) == expected
         shutil.rmtree(tmp_path / f"{at}")
         at += 1
-    assert at > 40
+    assert at > 30, at
     # Killed before the first file was noted, and after each.
     assert noted_at >= {0, 1, 2, 3, 4}
 

@@ -357,12 +357,12 @@ class Upkeep:
         self._tell(commit, why)
 
     def _end_for_good(self, error: StrongroomError) -> None:
+        _LOG.error("nothing more is copied to %s by this process: %s", self.uri, error)
         with self._changed:
             self.stopped_by, self.error = error, str(error)
             self._failures += 1
             newest = next(iter(self._pending.values()), None)
             self._changed.notify_all()
-        _LOG.error("nothing more is copied to %s by this process: %s", self.uri, error)
         if newest is not None:
             self._tell(newest, str(error))
 
