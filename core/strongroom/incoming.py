@@ -12,14 +12,15 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from strongroom import canonical
-from strongroom.errors import ObjectNotFoundError, ReplicationError, StoreError
+from strongroom.errors import ReplicationError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT
 from strongroom.stores.base import Store
+from strongroom.stores.offers import details_of
 
 __all__ = ["FOLDER", "VALID_S", "Announcement", "announced", "is_announced", "take_back"]
 
@@ -115,17 +116,9 @@ def is_announced(store: Store, name: CheckpointName, now_ns: int) -> bool:
         StoreError: the store could not be asked.
     """
     return any(
-        now_ns - made_ns <= _VALIDITIES_UNTIL_DEAD * VALID_S * 10**9 for made_ns in _made_ns(store, name)
+        now_ns - made.modified_ns <= _VALIDITIES_UNTIL_DEAD * VALID_S * 10**9
+        for made in details_of(store, _folder(name))
     )
-
-
-def _made_ns(store: Store, name: CheckpointName) -> Iterator[int]:
-    folder = _folder(name)
-    for file_name in store.list_names(folder):
-        try:
-            yield store.stat(f"{folder}/{file_name}").modified_ns
-        except ObjectNotFoundError:
-            continue
 
 
 def _folder(name: CheckpointName) -> str:

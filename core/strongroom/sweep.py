@@ -7,17 +7,17 @@ checkpoint with holes. When all of this happens, and what is told of it, is `str
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from strongroom import incoming
 from strongroom.catalog import History
-from strongroom.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StoreError
+from strongroom.errors import AccessDeniedError, IntegrityError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.retention import Decision
 from strongroom.stores.base import ObjectInfo, Store
-from strongroom.stores.offers import Detailing, Resuming, Unfinished
+from strongroom.stores.offers import Resuming, Unfinished, details_of
 
 __all__ = [
     "DEADLINES_UNTIL_ORPHAN",
@@ -235,7 +235,7 @@ def _judge_folder(
         return now_ns - found.modified_ns <= DEADLINES_UNTIL_ORPHAN * deadline_s * 10**9
 
     size_bytes = None
-    for found in _objects(store, name.folder):
+    for found in details_of(store, name.folder):
         # The first mostly tells; all are asked before it goes, since another tier's copy is made at any time.
         if is_young(found):
             return _left(name, f"not committed, and perhaps yet to be: its deadline is {deadline_s:g} s")
@@ -260,20 +260,3 @@ def _dead(name: CheckpointName, reason: str, size_bytes: int | None = None) -> P
 def _deadline_s(history: History, name: CheckpointName) -> float:
     record = history.launches.get(name.launch)
     return record.deadline_s if record else _UNKNOWN_DEADLINE_S
-
-
-def _objects(store: Store, folder: str) -> Iterator[ObjectInfo]:
-    """Every object in a folder and in those in it; what goes away meanwhile is left out."""
-    if isinstance(store, Detailing):
-        # Who may remove a checkpoint need not be one who may read it.
-        yield from store.details(folder).values()
-        return
-    for name in store.list_names(folder):
-        path = f"{folder}/{name}"
-        if name.endswith("/"):
-            yield from _objects(store, path.removesuffix("/"))
-            continue
-        try:
-            yield store.stat(path)
-        except ObjectNotFoundError:
-            continue

@@ -12,7 +12,7 @@ import pytest
 import torch
 from s3_identities import ACCOUNT, REGION, Enforcing, Identity, enforcing
 
-from strongroom import Checkpointer, KeepLast, layout
+from strongroom import Checkpointer, KeepLast, incoming, layout
 from strongroom.catalog import Catalog
 from strongroom.errors import AccessDeniedError
 from strongroom.keeping import find_garbage
@@ -57,16 +57,15 @@ def job(enforcing: Enforcing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.fixture
 def bucket(enforcing: Enforcing, job: Become) -> str:
-    """Two runs of three checkpoints each, and what a save that was killed has left of the first."""
+    """A run of three checkpoints, what a save that was killed has left of it, and another run."""
     made = enforcing.bucket()
     job(enforcing.root)
-    for run in ("run-a", "run-b"):
-        with Checkpointer(
-            f"s3://{made}/runs/{run}", run_id=run, timeout_s=DEADLINE_S, scatter=4
-        ) as checkpointer:
-            for step in (1, 2, 3):
-                checkpointer.save(step, {"w": torch.ones(10) * step}).result(60)
+    root = f"s3://{made}/runs/run-a"
+    with Checkpointer(root, run_id="run-a", timeout_s=DEADLINE_S, scatter=4) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, {"w": torch.ones(10) * step}).result(60)
     s3 = enforcing.client("s3")
+    s3.put_object(Bucket=made, Key=f"runs/run-b/{DEAD}/{layout.COMMIT}", Body=b"another run's")
     for path in ("a0/00000-00.safetensors", "state.json"):
         s3.put_object(Bucket=made, Key=f"runs/run-a/{DEAD}/{layout.DATA}/{path}", Body=b"half")
     s3.create_multipart_upload(Bucket=made, Key=f"runs/run-a/{DEAD}/{layout.DATA}/00/00001-00.safetensors")
@@ -123,7 +122,30 @@ def test_it_may_see_how_old_things_are_and_remove_them_and_read_no_tensor(
     ] * 4
     assert left(enforcing, bucket) == ["step-000000000003"]
     assert garbage(retention, later_s=10**6).removals == ()
-    assert len(left(enforcing, bucket, "run-b")) == 3
+
+
+def test_what_is_being_copied_there_from_another_tier_is_seen_and_left_alone(
+    retention: Store, enforcing: Enforcing, bucket: str
+) -> None:
+    enforcing.client("s3").put_object(
+        Bucket=bucket, Key=f"runs/run-a/{incoming.FOLDER}/{DEAD}/1.json", Body=b"{}"
+    )
+    plan = garbage(retention, later_s=2 * DEADLINE_S + 60)
+    assert [(removal.kind, removal.name.step) for removal in plan.removals] == [
+        ("checkpoint", 2),
+        ("checkpoint", 1),
+    ]
+    (kept,) = [decision for decision in plan.kept if decision.name.step == 9]
+    assert "being copied here" in kept.reason
+
+
+def test_another_runs_checkpoints_are_out_of_its_reach(
+    retention: Store, enforcing: Enforcing, bucket: str
+) -> None:
+    other = ActAs(name="retention", run="run-b").open(f"s3://{bucket}/runs/run-b", Duty.SAVE)
+    with pytest.raises(AccessDeniedError):
+        garbage(other)
+    assert len(left(enforcing, bucket, "run-b")) == 1
 
 
 def test_the_command_goes_by_the_policys_role(

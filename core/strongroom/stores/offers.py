@@ -6,10 +6,11 @@ Each is a protocol of its own, found by ``isinstance`` (`Outlining`, `Detailing`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
+from strongroom.errors import ObjectNotFoundError
 from strongroom.stores.base import Buffer, ObjectInfo, Store
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Tuning",
     "Unfinished",
     "Upload",
+    "details_of",
     "tuning_of",
 ]
 
@@ -76,6 +78,22 @@ class Detailing(Protocol):
         Raises:
             StoreError: as `Store.list_names`.
         """
+
+
+def details_of(store: Store, prefix: str) -> Iterator[ObjectInfo]:
+    """How large and how old each object is in a folder and below, by what the store offers or by asking."""
+    if isinstance(store, Detailing):
+        yield from store.details(prefix).values()
+        return
+    for name in store.list_names(prefix):
+        path = f"{prefix}/{name}"
+        if name.endswith("/"):
+            yield from details_of(store, path.removesuffix("/"))
+            continue
+        try:
+            yield store.stat(path)
+        except ObjectNotFoundError:
+            continue
 
 
 @runtime_checkable
