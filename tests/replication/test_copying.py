@@ -368,15 +368,34 @@ class TestATargetThatMayOnlyBeCreatedIn:
         copy(source, blind)
         assert copy(source, blind).copied == ()
 
-    def test_takes_what_an_earlier_process_sent_and_could_not_note(
+    def test_gets_an_upload_anew_where_it_may_not_be_asked_for_the_old_one(
         self, source: MemoryStore, blind: Bucket
+    ) -> None:
+        save(source, 1, length=8 * PART_BYTES)
+
+        def fail(key: str, number: int) -> None:
+            if number == 4:
+                raise StoreUnavailableError("the line went down")
+
+        blind.part_hook = fail
+        with pytest.raises(StoreUnavailableError):
+            copy(source, blind)
+        blind.part_hook = None
+        copy(source, blind)
+        blind.denied.clear()
+        assert without_notes(blind) == without_notes(source)
+        assert max(blind.sent.values()) == 2
+
+    @pytest.mark.parametrize("may_ask", (True, False), ids=["parts", "no parts"])
+    def test_takes_what_an_earlier_process_sent_and_could_not_note(
+        self, source: MemoryStore, blind: Bucket, may_ask: bool
     ) -> None:
         save(source, 1, length=8 * PART_BYTES)
         name = name_of(source, 1)
         copy(source, blind)
         blind.denied.clear()
         blind.delete(name.commit_key)
-        blind.denied |= {"read", "list", "delete"}
+        blind.denied |= {"read", "list", "delete"} | (set() if may_ask else {"parts"})
         ledger = ledger_of(source, blind)
         ledger.forget(name)
         manifest_files = [key for key in source.contents() if key == shard_of(source, 1)]

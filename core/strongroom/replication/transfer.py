@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from strongroom.digest import BLOCK_BYTES, DigestAlgorithm, FileHasher
-from strongroom.errors import IntegrityError, ObjectNotFoundError
+from strongroom.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError
 from strongroom.manifest import FileRecord
 from strongroom.pace import Pace
 from strongroom.parallel import run_all
@@ -165,7 +165,7 @@ def send_in_parts(
         StoreError: it could not be read or sent; where its token is noted the parts stay for the next try.
     """
     length = record.size_bytes
-    resumed = target.resume_upload(key, length_bytes=length, token=token) if token is not None else None
+    resumed = _resume(target, key, length, token) if token is not None else None
     upload = resumed if resumed is not None else target.begin_upload(key, length_bytes=length)
     is_noted = resumed is not None or note_token(upload.token)
     try:
@@ -181,6 +181,15 @@ def send_in_parts(
             upload.abort()
         raise
     upload.finish()
+
+
+def _resume(target: Resuming, key: str, length_bytes: int, token: str) -> Upload | None:
+    """An upload that was begun; None where it is no more, or may not be asked for."""
+    try:
+        return target.resume_upload(key, length_bytes=length_bytes, token=token)
+    except AccessDeniedError:
+        # Who may only create starts over; the bucket's lifecycle clears the parts.
+        return None
 
 
 def _send_parts(
