@@ -16,6 +16,7 @@ from strongroom.config import SYSTEM_CLOCK, Policy, load_policy
 from strongroom.errors import ConfigError
 from strongroom.keeping import find_garbage
 from strongroom.layout import CheckpointName
+from strongroom.replication import held_by_notes, known_targets
 from strongroom.retention import KeepLast
 from strongroom.roles import Duty, Operation, open_root
 from strongroom.signing import NO_GUARD
@@ -45,7 +46,15 @@ def run(options: argparse.Namespace) -> int:
     store = open_root(options.root, policy, Duty.RESTORE if options.dry_run else Duty.SAVE)
     guard = policy.guard if policy is not None else NO_GUARD
     history = read_history(store, guard)
-    plan = find_garbage(store, history, keep, now_ns=SYSTEM_CLOCK.now_ns(), guard=guard)
+    targets = {} if options.unreplicated else known_targets(store)
+    plan = find_garbage(
+        store,
+        history,
+        keep,
+        now_ns=SYSTEM_CLOCK.now_ns(),
+        guard=guard,
+        held=lambda found: held_by_notes(found, targets),
+    )
     outcomes = []
     with Bar("removing", counts=True) as bar:
         for number, removal in enumerate(plan.removals):

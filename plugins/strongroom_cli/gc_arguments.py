@@ -28,4 +28,9 @@ def add_gc(
         type=natural,
         help="checkpoints that stay, the newest first (default: all of them)",
     )
+    gc.add_argument(
+        "--unreplicated",
+        action="store_true",
+        help="of a root that is copied to other tiers: also what is verified on none of them",
+    )
     gc.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")

@@ -216,3 +216,23 @@ def test_a_run_record_that_is_missing_stops_it(strongroom: Strongroom, root: Pat
     (root / "run.json").unlink()
     assert strongroom("gc", root, "--keep-last", 1).status == 1
     assert len(steps(root)) == 4
+
+
+def test_what_stands_on_no_other_tier_stays_unless_that_is_said(
+    strongroom: Strongroom, tmp_path: Path
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    with Checkpointer(fast, replicate_to=[slow]) as ck:
+        for step in (1, 2):
+            ck.save(step, {"w": torch.ones(4)}).replicated(60)
+    with Checkpointer(fast) as ck:
+        ck.restore()
+        for step in (3, 4, 5):
+            ck.save(step, {"w": torch.ones(4)}).result(60)
+    done = strongroom("gc", fast, "--keep-last", "1")
+    assert done.status == 0
+    assert f"verified on no other tier yet, of {slow.as_uri()}" in done.out
+    # Step 2 is what the newest launch goes on from.
+    assert steps(fast) == [2, 3, 4, 5]
+    assert strongroom("gc", fast, "--keep-last", "1", "--unreplicated").status == 0
+    assert steps(fast) == [2, 5]

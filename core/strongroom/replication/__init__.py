@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strongroom.replication.courier import Target
+    from strongroom.replication.holding import held_by_notes
     from strongroom.replication.ledger import Verified, known_targets
     from strongroom.replication.once import Progress, Report, replicate
     from strongroom.replication.replicator import Replicator
@@ -22,6 +23,7 @@ _HOMES = {
     "Target": "courier",
     "TargetState": "upkeep",
     "Verified": "ledger",
+    "held_by_notes": "holding",
     "known_targets": "ledger",
     "replicate": "once",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "Target",
     "TargetState",
     "Verified",
+    "held_by_notes",
     "known_targets",
     "replicate",
 ]
