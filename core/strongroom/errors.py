@@ -20,6 +20,7 @@
     ├── CheckpointNotFoundError     no committed checkpoint by that step
     ├── StoreError                  the store could not do what was asked
     │   ├── ObjectNotFoundError     the object is definitely absent
+    │   ├── ObjectExistsError       an object of that name stands already, and is never overwritten
     │   ├── AccessDeniedError       the store refused (permissions, credentials)
     │   ├── StoreFullError          no space or quota left
     │   └── StoreUnavailableError   timed out, throttled, I/O error, out of reach
@@ -56,6 +57,7 @@ __all__ = [
     "KeyServiceError",
     "NoKeyError",
     "NoWholeCheckpointError",
+    "ObjectExistsError",
     "ObjectNotFoundError",
     "OutcomeUnknownError",
     "ProvenanceMismatchError",
@@ -221,6 +223,10 @@ class StoreError(StrongroomError):
 
 class ObjectNotFoundError(StoreError):
     """The object is definitely absent: the store was asked and answered."""
+
+
+class ObjectExistsError(StoreError):
+    """An object of that name stands already; none is ever overwritten."""
 
 
 class AccessDeniedError(StoreError):

@@ -78,8 +78,8 @@ class Announcement:
         if self._made_at is not None and self._monotonic() - self._made_at < VALID_S:
             return
         raise ReplicationError(
-            f"the copy of {self._name} to {self._store.uri} was announced more than {VALID_S:g} s ago, so that "
-            "it may have been taken for dead there; it is looked through once more",
+            f"the copy of {self._name} to {self._store.uri} was announced more than {VALID_S:g} s ago, so "
+            "that it may have been taken for dead there; it is looked through once more",
             tiers=(self._store.uri,),
         )
 

@@ -25,6 +25,7 @@ from strongroom.errors import (
     OutcomeUnknownError,
     SaveError,
     StoreError,
+    StoreUnavailableError,
     StrongroomError,
 )
 from strongroom.layout import CheckpointName
@@ -120,13 +121,13 @@ def begin_run(
         return _begin_unseen(store, known, Run(run=draw_run_id(), created_at_ms=now_ms), is_given=is_given)
     except ObjectNotFoundError:
         data = (known or Run(run=draw_run_id(), created_at_ms=now_ms)).encode()
-        if not store.put_if_absent(layout.RUN, data):
+        if not _create_record(store, layout.RUN, data):
             data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
     run = Run.decode(data, layout.RUN)
     # The same bytes again, by every writer. It is the probe that a commit needs, and leaves a store
     # that fails it as it was. And whoever created the record may have died, or met a failed fsync,
     # before its name was durable: every commit rests on it, so a store that doubts it must say so.
-    if store.put_if_absent(layout.RUN, data):
+    if _create_record(store, layout.RUN, data):
         raise ConfigError(ignores_conditions(store.uri, layout.RUN))
     return run
 
@@ -135,7 +136,7 @@ def _begin_unseen(store: Store, known: Run | None, run: Run, *, is_given: bool) 
     """The run of a writer that may create objects, and look at none."""
     if known is not None:
         return known
-    if not store.put_if_absent(layout.RUN, run.encode()) and not is_given:
+    if not _create_record(store, layout.RUN, run.encode()) and not is_given:
         raise ConfigError(
             f"{store.uri} holds a run already, whose id this process was not given and may not read: give it "
             "run_id=, or credentials for restoring ([role] restore), and restore() before the first save"
@@ -190,8 +191,9 @@ def claim_launch(
             return launch
         if given is not None:
             raise ConfigError(
-                f"launch {given} of run {run} was given, and is taken or too low: each start of a job needs "
-                f"a number of its own, above {max(above, given if not is_claimed else 0)}"
+                f"launch {given} of run {run} was given, and is taken or too low (or the answer to an "
+                "earlier request for it was lost): each start of a job needs a number of its own, above "
+                f"{max(above, given if not is_claimed else 0)}"
             )
         number += 1
     raise StoreError(
@@ -205,11 +207,22 @@ def _claim(store: Store, launch: Launch) -> bool:
     It is sent twice: a server that does not know conditional writes creates it twice, and would commit twice.
     """
     key, data = layout.launch_key(launch.launch), launch.encode()
-    if not store.put_if_absent(key, data):
+    if not _create_record(store, key, data):
         return False
-    if store.put_if_absent(key, data):
+    if _create_record(store, key, data):
         raise ConfigError(ignores_conditions(store.uri, key))
     return True
+
+
+def _create_record(store: Store, key: str, data: bytes) -> bool:
+    """As `Store.put_if_absent`, of a record that commits nothing: whether it stands is no save's outcome."""
+    try:
+        return store.put_if_absent(key, data)
+    except OutcomeUnknownError as error:
+        raise StoreUnavailableError(
+            f"{store.uri} was asked to create {key} and did not answer, so that it may stand or not: "
+            f"{error}. Nothing was saved; try again"
+        ) from error
 
 
 def ignores_conditions(uri: str, key: str) -> str:

@@ -172,8 +172,8 @@ class Store(Protocol):
         """Begin a new object of exactly ``length_bytes`` at its final name.
 
         Raises:
-            StoreError: the key exists already (an object is never overwritten), or the
-                store refused.
+            ObjectExistsError: the key exists already: an object is never overwritten.
+            StoreError: the store refused.
         """
 
     def put(self, key: str, data: Buffer) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from strongroom.errors import (
     AccessDeniedError,
     FormatError,
+    ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     StoreFullError,
@@ -68,7 +69,7 @@ def explained(error: OSError, path: str, doing: str, *, reading: bool) -> Strong
     if code in _ABSENT and reading:
         return ObjectNotFoundError(f"{path} does not exist")
     if code == errno.EEXIST:
-        return StoreError(f"{what}; an object is never overwritten: write it under another name")
+        return ObjectExistsError(f"{what}; an object is never overwritten: write it under another name")
     if code == errno.ENOENT:
         return StoreError(
             f"{what}; its folder was removed meanwhile: let nothing else clean up in a run's root"

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from strongroom.errors import ConfigError, FormatError, ObjectNotFoundError, StoreError
+from strongroom.errors import (
+    ConfigError,
+    FormatError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
 from strongroom.stores.base import Buffer, ObjectInfo, check_key, check_prefix, is_temporary
 
 if TYPE_CHECKING:
@@ -64,7 +70,7 @@ class MemoryStore:
             raise ConfigError(f"an object's length is not negative, got {length_bytes} for {key}")
         with self._lock:
             if not self._add(key, bytearray(length_bytes), size_bytes=0):
-                raise StoreError(
+                raise ObjectExistsError(
                     f"{key} exists in {self.uri}; an object is never overwritten: write it under another name"
                 )
             return MemoryWriter(self, key, self._objects[key], length_bytes)

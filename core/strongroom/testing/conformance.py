@@ -30,7 +30,13 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from strongroom.errors import ConfigError, FormatError, ObjectNotFoundError, StoreError
+from strongroom.errors import (
+    ConfigError,
+    FormatError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
 from strongroom.stores.base import Store
 
 __all__ = ["StoreConformance"]
@@ -148,9 +154,9 @@ class StoreConformance:
 
     def test_an_object_is_never_overwritten(self, store: Store) -> None:
         store.put("a/object", b"first")
-        with pytest.raises(StoreError):
+        with pytest.raises(ObjectExistsError):
             store.put("a/object", b"second")
-        with pytest.raises(StoreError):
+        with pytest.raises(ObjectExistsError):
             self._write(store, "a/object", b"third")
         assert self.raw(store, "a/object") == b"first"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from strongroom import layout
+from strongroom import incoming, layout
 from strongroom.errors import ConfigError
 from strongroom.roles import Duty, Operation
 
@@ -19,6 +19,7 @@ __all__ = ["ROLES", "Definition", "Rights", "definition", "matches", "who_may"]
 
 _EVERYTHING: Final = ("*",)
 _CHECKPOINTS: Final = ("step-*",)
+_ANNOUNCEMENTS: Final = (f"{incoming.FOLDER}/*",)
 _KEYRINGS: Final = (f"step-*/{layout.KEYRINGS}/*",)
 _METADATA: Final = (
     layout.RUN,
@@ -159,7 +160,7 @@ ROLES: Final = (
         name="retention",
         does="removes checkpoints that need not be kept; reads what says which, and no tensor",
         restore=_LOOK,
-        save=_LOOK | Rights(delete=_CHECKPOINTS),
+        save=_LOOK | Rights(delete=(*_CHECKPOINTS, *_ANNOUNCEMENTS)),
     ),
     Definition(
         name="break-glass",

@@ -13,7 +13,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from strongroom.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from strongroom.errors import (
+    AccessDeniedError,
+    ObjectExistsError,
+    StoreError,
+    StoreUnavailableError,
+)
 from strongroom.stores.s3.bucket import Bucket, after
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
@@ -116,8 +121,8 @@ def look_whose(
     return Standing.OURS if found.get("ContentLength") == length_bytes else Standing.OTHERS
 
 
-def exists_error(bucket: Bucket, key: str) -> StoreError:
-    return StoreError(
+def exists_error(bucket: Bucket, key: str) -> ObjectExistsError:
+    return ObjectExistsError(
         f"{bucket.where.name(key)} exists; an object is never overwritten: write it under another name"
     )
 

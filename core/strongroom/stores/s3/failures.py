@@ -10,6 +10,7 @@ from typing import Final
 
 from strongroom.errors import (
     AccessDeniedError,
+    ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     StoreFullError,
@@ -214,7 +215,9 @@ def explain(
             f"{what}: {action} was refused ({answered}); {_advice_on_denial(failure, action)}"
         )
     if failure.exists:
-        return StoreError(f"{what} exists; an object is never overwritten: write it under another name")
+        return ObjectExistsError(
+            f"{what} exists; an object is never overwritten: write it under another name"
+        )
     if failure.code in _ELSEWHERE or failure.status in (301, 307):
         return StoreError(
             f"{what}: the bucket is in another region, or behind another endpoint, than was asked "
