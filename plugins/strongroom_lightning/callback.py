@@ -80,6 +80,7 @@ class StrongroomCheckpoint(Checkpoint):
             most.
         accept_missing_tiers: go on without a tier that is out of reach, where what is newest may be.
         reserve_bytes: what is to stay free on the root's file system.
+        scatter: over how many folders a checkpoint's shards are spread, for a bucket; None: over none.
         accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
             older one than the policy's floor remembers. For one start, once it is known why.
 
@@ -110,6 +111,7 @@ class StrongroomCheckpoint(Checkpoint):
         replicate_to: Sequence[str | os.PathLike[str] | Tier] = (),
         accept_missing_tiers: bool = False,
         reserve_bytes: int = 0,
+        scatter: int | None = None,
         accept_older: bool = False,
     ) -> None:
         super().__init__()
@@ -133,6 +135,7 @@ class StrongroomCheckpoint(Checkpoint):
             "replicate_to": replicate_to,
             "accept_missing_tiers": accept_missing_tiers,
             "reserve_bytes": reserve_bytes,
+            "scatter": scatter,
             "provenance": self._provenance,
         }
         self._given = provenance

@@ -278,3 +278,20 @@ def test_plain_dcp_goes_by_the_role_too(memory: Any) -> None:
     first_write = next(place for place, (operation, _) in enumerate(store.log) if operation in CREATING)
     assert {operation for operation, _ in store.log[first_write:]} <= CREATING
     assert len(Catalog(store.inner).history().commits) == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_plain_dcp_needs_no_more_than_to_create_where_the_platform_tells_the_rest(memory: Any) -> None:
+    from torch.distributed.checkpoint import save
+
+    role = Writer(run_id="r", launch=4)
+    writer = StrongroomWriter(memory, security=Policy(role), parent=None, scatter=2)
+    save({"w": torch.ones(4)}, storage_writer=writer, checkpoint_id="1", no_dist=True)
+    assert {operation for operation, _ in memory.log} <= CREATING
+    (name,) = Catalog(memory.inner).history().commits
+    assert (name.launch, name.step) == (4, 1)
+    assert all(
+        key.count("/") == 3
+        for key in memory.keys("open_writer")
+        if "safetensors" in key and "index" not in key
+    )

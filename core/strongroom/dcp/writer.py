@@ -33,6 +33,7 @@ from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest,
 from strongroom.digest import DigestAlgorithm
 from strongroom.dtypes import bytes_of
 from strongroom.errors import (
+    AccessDeniedError,
     ConfigError,
     IntegrityError,
     NoWholeCheckpointError,
@@ -40,7 +41,7 @@ from strongroom.errors import (
     StrongroomError,
 )
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord, decode_index, encode_index
-from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName
+from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName, check_scatter
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import encode_document, open_checkpoint
 from strongroom.parallel import run_all
@@ -93,7 +94,7 @@ class StrongroomWriter(StorageWriter):
     """Writes ``dcp.save``'s state as one committed checkpoint.
 
     Args:
-        root: the run's root: a path, a ``file://`` URI or a `Store`.
+        root: the run's root: a path, a ``file://`` or ``s3://`` URI, or a `Store`.
         step: the step of the next save; or give it to ``dcp.save`` as ``checkpoint_id``.
         parent: what the run goes on from when this writer claims its launch: ``"newest"``, the
             number of a step, or None to begin a line of its own.
@@ -102,6 +103,7 @@ class StrongroomWriter(StorageWriter):
         digest: ``"blake3"`` or ``"sha256"``; None: the policy's, else ``"blake3"``.
         timeout_s: seconds after which a save never commits.
         accept_older: go on although the root is an older one than the policy's floor remembers.
+        scatter: over how many folders shards are spread, as a `Checkpointer`'s.
         clock: the time.
         draw: random hex digits for ``n`` bytes.
     """
@@ -116,6 +118,7 @@ class StrongroomWriter(StorageWriter):
         digest: str | None = None,
         timeout_s: float = 1800.0,
         accept_older: bool = False,
+        scatter: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
         draw: Any = secrets.token_hex,
     ) -> None:
@@ -133,6 +136,7 @@ class StrongroomWriter(StorageWriter):
         self._attempt_made: Attempt | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._accept_older = accept_older
+        self._scatter = check_scatter(0 if scatter is None else scatter)
         self._clock = clock
         self._draw = draw
         self._launch: Launch | None = None
@@ -237,25 +241,48 @@ class StrongroomWriter(StorageWriter):
 
     def _claim(self) -> Launch:
         now_ms = self._clock.now_ms()
+        role = self._policy.role if self._policy is not None else None
+        run_id, number = (role.run_id, role.launch) if role is not None else (None, None)
         store = self._open(Duty.RESTORE)
         # Before a run record is written: a root that lost its own must not get another run's.
-        history = Catalog(store, self._guard.trust).history()
+        history: History | None
+        try:
+            history = Catalog(store, self._guard.trust).history()
+        except AccessDeniedError:
+            if run_id is None or number is None:
+                raise
+            # Who may only create is told by the platform which run and which turn it is.
+            history = None
         self._guard.check_saves(self._signing)
-        above = launch_to_exceed(self._guard.floor, store.uri, history, accept_older=self._accept_older)
-        parent = self._find_parent(store, history)
-        if self._policy is not None and self._policy.role is not None:
-            self._policy.role.drop(Duty.RESTORE)
+        above, parent = 0, None
+        if history is not None:
+            above = launch_to_exceed(self._guard.floor, store.uri, history, accept_older=self._accept_older)
+            parent = self._find_parent(store, history)
+        if role is not None:
+            role.drop(Duty.RESTORE)
             store = self._open(Duty.SAVE)
-        run = begin_run(store, draw_run_id=lambda: str(self._draw(16)), now_ms=now_ms, known=history.run)
+        run = begin_run(
+            store,
+            draw_run_id=lambda: run_id or str(self._draw(16)),
+            now_ms=now_ms,
+            known=history.run if history is not None else None,
+            is_given=run_id is not None,
+        )
+        if run_id is not None and run.run != run_id:
+            raise ConfigError(
+                f"{store.uri} belongs to run {run.run}, and the policy's [role] says run {run_id}; each run "
+                "needs a root of its own"
+            )
         self._launch = claim_launch(
             [store],
             run=run.run,
             parent=parent,
-            taken=history.launch_numbers,
+            taken=history.launch_numbers if history is not None else (),
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
             signing=self._signing,
             above=above,
+            number=number,
         )
         return self._launch
 
@@ -335,7 +362,11 @@ class StrongroomWriter(StorageWriter):
         by_place = {(name_of(item.index.fqn), plan.spec_of(item).offsets): item for item in tensors}
         bound = binding(attempt.run, attempt.name)
         specs = [dataclasses.replace(plan.spec_of(item), tensor=name_of(item.index.fqn)) for item in tensors]
-        shards = lay_out(specs, rank=ticket.rank, parts=writing_workers(), metadata=bound) if specs else []
+        shards = (
+            lay_out(specs, rank=ticket.rank, parts=writing_workers(), metadata=bound, scatter=self._scatter)
+            if specs
+            else []
+        )
         # A planner that copies from a device need not be safe to call from several threads.
         lock = threading.Lock()
 
