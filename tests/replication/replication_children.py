@@ -8,15 +8,16 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 
-from replication_runs import name_of
+from replication_runs import name_of, state_at
 from replication_stores import Watched, WatchedBucket
 
+from strongroom import Checkpointer
 from strongroom.replication import Replicator, Target, replicate
 from strongroom.replication.ledger import Ledger
 from strongroom.stores.local import LocalStore
 from strongroom.stores.s3 import S3Options, S3Store
 
-__all__ = ["S3_PART_BYTES", "copy_and_be_killed", "open_bucket", "upload_and_be_killed"]
+__all__ = ["S3_PART_BYTES", "copy_and_be_killed", "open_bucket", "train_until_killed", "upload_and_be_killed"]
 
 S3_PART_BYTES = 5 << 20
 
@@ -79,6 +80,17 @@ def upload_and_be_killed(
     replicator = Replicator(first, [Target(store=bucket, upload_from_bytes=S3_PART_BYTES)])
     replicator.begin(1)
     replicator.wait(name_of(first, 1), 60)
+
+
+def train_until_killed(first: str, second: str, pipe: Connection) -> None:
+    """Resume, and save step after step on two tiers."""
+    with Checkpointer(first, replicate_to=[second]) as checkpointer:
+        restored = checkpointer.restore()
+        step = restored.step if restored is not None else 0
+        while True:
+            step += 1
+            checkpointer.save(step, state_at(step)).result()
+            pipe.send(step)
 
 
 def noted(source: LocalStore, uri: str, step: int) -> set[str]:

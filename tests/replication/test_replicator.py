@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,8 @@ from strongroom.layout import DATA, launch_key
 from strongroom.manifest import Launch
 from strongroom.replication import Replicator, Target
 from strongroom.replication.lag import ALARM_S, WARN_S, LagWatch, lag_s, pause_s
+from strongroom.replication.ledger import Ledger
+from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 
 Begin = Callable[..., Replicator]
@@ -204,6 +209,74 @@ class TestATargetThatFails:
         with caplog.at_level(logging.ERROR, "strongroom"):
             replicator.wake(commit_of(source, 1))
             wait_for(lambda: "and the program ends" in caplog.text)
+
+    def test_is_left_to_another_process_for_a_while_and_then_taken_over(
+        self, source: MemoryStore, target: Watched, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strongroom.replication.upkeep._TURN_TAKEN_S", 0.05)
+        save(source, 1)
+        taken = []
+
+        def take_turn(operation: str, key: str) -> None:
+            if operation == "make_durable" and not taken:
+                taken.append(Ledger(source, target.uri, now_ms=lambda: 0).claim_turn())
+
+        target.hook = take_turn
+        replicator = begin(source, target)
+        replicator.wake(commit_of(source, 1))
+        replicator.wait(name_of(source, 1), WAIT_S)
+        assert replicator.state()[0].failures == 1
+        assert Ledger(source, target.uri, now_ms=lambda: 0).newest_turn() == taken[0] + 1
+
+    def test_is_asked_again_at_the_next_commit_where_no_thread_was_to_be_had(
+        self, source: MemoryStore, target: Watched, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save(source, 1)
+        replicator = begin(source, target)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("strongroom.replication.upkeep.start", refuse)
+            replicator.wake(commit_of(source, 1))
+        assert "can't start new thread" in str(replicator.state()[0].last_error)
+        replicator.wake(commit_of(source, 1))
+        replicator.wait(name_of(source, 1), WAIT_S)
+
+
+class TestAProgramThatEnds:
+    """Without closing anything: the interpreter waits for what is copied, and not for what cannot be."""
+
+    def run(self, tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+        save(tmp_path / "first", 1)
+        program = (
+            "import sys; sys.modules['torch'] = None\n"
+            "from strongroom.replication import Replicator, Target\n"
+            "from strongroom.stores.local import LocalStore\n"
+            f"source, path = LocalStore({str(tmp_path / 'first')!r}), {str(tmp_path / 'second')!r}\n"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", program + body], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def test_is_waited_for_until_all_is_copied(self, tmp_path: Path) -> None:
+        done = self.run(
+            tmp_path,
+            "target = Target(store=LocalStore(path), max_bytes_per_second=20_000)\n"
+            "Replicator(source, [target]).begin()\n",
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert steps_of(LocalStore(tmp_path / "second")) == [1]
+
+    def test_is_not_kept_by_a_target_that_fails(self, tmp_path: Path) -> None:
+        (tmp_path / "second").mkdir()
+        (tmp_path / "second" / "launches").write_text("a file where a folder has to be")
+        done = self.run(
+            tmp_path, "Replicator(source, [Target(store=LocalStore(path))], linger_s=0.2).begin()\n"
+        )
+        assert done.returncode == 0
+        assert "and the program ends" in done.stderr
 
 
 class TestATargetThatIsGivenUp:

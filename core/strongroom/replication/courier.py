@@ -230,7 +230,7 @@ class Courier:
         Raises:
             StoreError: it could not be.
         """
-        self._ledger.forget_all_but(outlook.source.commits.keys() | outlook.source.damaged.keys())
+        self._ledger.clear_up(outlook.source.commits.keys() | outlook.source.damaged.keys())
         return sum(self._copier.copy_sidecars(commit) for commit in outlook.plan.standing)
 
     def ever_verified(self) -> Mapping[CheckpointName, object]:

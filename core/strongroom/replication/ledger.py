@@ -221,17 +221,23 @@ class Ledger:
         self._remove(f"{self._folder}/verified/{name.folder}.json")
         self.forget_progress(name)
 
-    def forget_all_but(self, names: Collection[CheckpointName]) -> None:
-        """Remove what is noted of checkpoints that are gone from the first tier.
+    def clear_up(self, there: Collection[CheckpointName]) -> None:
+        """Remove what is noted of checkpoints that are gone from the first tier, and of copies that are done.
+
+        Args:
+            there: what the first tier has.
 
         Raises:
             StoreError: the store could not be asked.
         """
-        noted = set(self.verified())
-        sending = map(CheckpointName.parse, self._store.list_names(f"{self._folder}/sending"))
-        noted.update(name for name in sending if name is not None)
-        for name in noted.difference(names):
-            self.forget(name)
+        verified = self.verified()
+        for gone in verified.keys() - there:
+            self.forget(gone)
+        for folder in self._store.list_names(f"{self._folder}/sending"):
+            name = CheckpointName.parse(folder)
+            # Of a copy that is done: the process died before it had removed them.
+            if name is not None and (name not in there or name in verified):
+                self.forget_progress(name)
 
     # What is under way
 

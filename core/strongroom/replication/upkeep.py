@@ -160,7 +160,12 @@ class Upkeep:
         self._changed.notify_all()
         self._watch_lag()
         if self._thread is None:
-            self._thread = start(self._work, name="strongroom-replicate")
+            try:
+                self._thread = start(self._work, name="strongroom-replicate")
+            except RuntimeError as error:
+                # No thread is to be had: what was committed stands, and the next commit asks again.
+                self.error = f"no thread could be started: {error}"
+                _LOG.warning("nothing is copied to %s for now: %s", self.uri, self.error)
 
     def expect(self, name: CheckpointName) -> None:
         """Somebody waits for a checkpoint."""
