@@ -41,6 +41,9 @@ class Announcement:
         store: the target's root. Creating is enough.
         monotonic: seconds, of a clock that cannot jump.
         draw: random hex digits for ``n`` bytes.
+
+    Attributes:
+        name: of the checkpoint.
     """
 
     def __init__(
@@ -52,40 +55,41 @@ class Announcement:
         draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
         self._store = store
-        self._name = name
+        self.name = name
         self._monotonic = monotonic
         self._draw = draw
         self._lock = threading.Lock()
         self._made_at: float | None = None
 
-    def renew(self) -> None:
-        """Announce it, unless that was done a short while ago.
+    def renew(self) -> bool:
+        """Announce it, unless that was done a short while ago; whether it was done now.
 
         Raises:
             StoreError: it could not be.
         """
         with self._lock:
             if self._made_at is not None and self._monotonic() - self._made_at < _RENEW_S:
-                return
+                return False
             # Before it is sent: the store's time is later.
             began = self._monotonic()
             document = canonical.with_self_digest({"format": FORMAT, "kind": "replication_incoming"})
-            self._store.put_if_absent(f"{_folder(self._name)}/{self._draw(_NONCE_BYTES)}.json", document)
+            self._store.put_if_absent(f"{_folder(self.name)}/{self._draw(_NONCE_BYTES)}.json", document)
             self._made_at = began
+            return True
 
     def check(self) -> None:
         """Raise ReplicationError where it is too old to commit by: what was copied may be going away."""
         if self._made_at is not None and self._monotonic() - self._made_at < VALID_S:
             return
         raise ReplicationError(
-            f"the copy of {self._name} to {self._store.uri} was announced more than {VALID_S:g} s ago, so "
+            f"the copy of {self.name} to {self._store.uri} was announced more than {VALID_S:g} s ago, so "
             "that it may have been taken for dead there; it is looked through once more",
             tiers=(self._store.uri,),
         )
 
     def take_back(self) -> None:
         """Remove what was announced, where this identity may."""
-        take_back(self._store, self._name)
+        take_back(self._store, self.name)
 
 
 def take_back(store: Store, name: CheckpointName) -> None:

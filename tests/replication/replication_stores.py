@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from strongroom.errors import AccessDeniedError, StoreError
+from strongroom.errors import AccessDeniedError, ObjectExistsError, StoreError, StoreUnavailableError
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Unfinished
 
@@ -24,6 +24,7 @@ class Bucket(MemoryStore):
     Attributes:
         denied: operations that this identity may not do: ``read``, ``list``, ``delete``, ``parts``.
         sent: how often each part of each key was sent.
+        fail_on: the end of keys that cannot be created.
     """
 
     def __init__(self, name: str = "bucket", *, part_bytes: int = PART_BYTES) -> None:
@@ -31,6 +32,7 @@ class Bucket(MemoryStore):
         self.denied: set[str] = set()
         self.sent: Counter[tuple[str, int]] = Counter()
         self.part_hook: Callable[[str, int], None] | None = None
+        self.fail_on: str | None = None
         self._part_bytes = part_bytes
         self._uploads: dict[str, tuple[str, int, dict[int, bytes]]] = {}
         self._tokens = itertools.count(1)
@@ -53,6 +55,11 @@ class Bucket(MemoryStore):
     def list_names(self, prefix: str) -> list[str]:
         self._refuse("list")
         return super().list_names(prefix)
+
+    def put_if_absent(self, key: str, data: Any) -> bool:
+        if self.fail_on is not None and key.endswith(self.fail_on):
+            raise StoreUnavailableError("the line went down")
+        return super().put_if_absent(key, data)
 
     def delete(self, key: str) -> None:
         self._refuse("delete")
@@ -90,7 +97,7 @@ class _WholeWriter:
 
     def finish(self) -> None:
         if not self._bucket.put_if_absent(self._key, self._data):
-            raise StoreError(f"{self._key} exists")
+            raise ObjectExistsError(f"{self._key} exists")
 
     def abort(self) -> None:
         self._data.clear()
@@ -131,7 +138,7 @@ class _Upload:
         if len(data) != length:
             raise StoreError(f"parts of {key} are missing")
         if not self._bucket.put_if_absent(key, data):
-            raise StoreError(f"{key} exists")
+            raise ObjectExistsError(f"{key} exists")
         del self._bucket._uploads[self.token]
 
     def abort(self) -> None:

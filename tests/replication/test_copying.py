@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from replication_stores import PART_BYTES, Bucket, Watched
 
 from strongroom import Checkpointer, IntegrityError, KeepLast
 from strongroom.canonical import with_self_digest
+from strongroom.catalog import Catalog
 from strongroom.errors import ConfigError, FencedError, ReplicationError, StoreError, StoreUnavailableError
 from strongroom.events import Emitter
 from strongroom.layout import COMMIT, DATA, further_signature_key, keyring_key, launch_key
@@ -19,6 +21,7 @@ from strongroom.replication import Report, Target, known_targets, replicate
 from strongroom.replication.courier import Courier
 from strongroom.replication.ledger import Ledger
 from strongroom.stores.memory import MemoryStore
+from strongroom.sweep import orphans
 from strongroom.verify import verify
 
 
@@ -410,6 +413,57 @@ class TestATargetThatMayOnlyBeCreatedIn:
         copy(source, blind)
         blind.denied.clear()
         assert without_notes(blind) == without_notes(source)
+
+    @pytest.mark.parametrize("paused_s", (60.0, 2 * 3600.0))
+    def test_is_not_believed_to_hold_what_may_have_been_taken_for_dead_since(
+        self, source: MemoryStore, blind: Bucket, paused_s: float
+    ) -> None:
+        save(source, 1, length=8 * PART_BYTES)
+        clock = MovedClock()
+        # All but the commit has arrived, and is noted.
+        blind.fail_on = COMMIT
+        with pytest.raises(StoreUnavailableError):
+            copy(source, blind, clock=clock.clock)
+        blind.fail_on = None
+        clock.seconds += paused_s
+        if paused_s > 3600:
+            # Garbage was collected there meanwhile.
+            blind.delete_tree(name_of(source, 1).folder)
+        blind.sent.clear()
+        copy(source, blind, clock=clock.clock)
+        blind.denied.clear()
+        assert without_notes(blind) == without_notes(source)
+        assert bool(blind.sent) == (paused_s > 3600)
+
+
+class TestWhatIsUnderWay:
+    def test_is_announced_before_the_first_file_and_no_longer_after_the_commit(
+        self, source: MemoryStore, target: Watched
+    ) -> None:
+        save(source, 1)
+        copy(source, target)
+        created = [key for operation, key in target.log if operation in ("put_if_absent", "open_writer")]
+        announced = [place for place, key in enumerate(created) if key.startswith("replication/incoming/")]
+        files = [place for place, key in enumerate(created) if f"/{DATA}/" in key]
+        assert announced
+        assert announced[0] < files[0]
+        assert target.inner.list_names("replication/incoming") == []
+
+    def test_is_no_garbage_to_whoever_collects_it(self, source: MemoryStore, target: Watched) -> None:
+        save(source, 1)
+        dead: list[str] = []
+
+        def collect(operation: str, key: str) -> None:
+            if operation == "open_writer" and f"/{DATA}/" in key:
+                far_later = time.time_ns() + 3600 * 10**9
+                history = Catalog(target.inner).history()
+                plan = orphans(target.inner, history, launch=1, now_ns=far_later)
+                dead.extend(removal.path for removal in plan.removals)
+
+        target.hook = collect
+        copy(source, target)
+        assert dead == []
+        assert without_notes(target.inner) == without_notes(source)
 
 
 class TestAnotherWriter:

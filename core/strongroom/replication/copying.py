@@ -26,11 +26,13 @@ from strongroom.errors import (
     FencedError,
     FormatError,
     IntegrityError,
+    ObjectExistsError,
     ObjectNotFoundError,
     ReplicationError,
     StoreError,
     StoreUnavailableError,
 )
+from strongroom.incoming import Announcement
 from strongroom.layout import CheckpointName
 from strongroom.manifest import (
     COMMIT_BOUNDS,
@@ -113,7 +115,13 @@ class Copier:
         self._note_bytes = note_bytes
         self._lock = threading.Lock()
         self._sent_bytes = 0
-        self._flow = Flow(pace=flow.pace, check=flow.check, advance=flow.advance, sent=self._count(flow.sent))
+        self._announcement: Announcement | None = None
+        self._flow = Flow(
+            pace=flow.pace,
+            check=self._announcing(flow.check),
+            advance=flow.advance,
+            sent=self._count(flow.sent),
+        )
         self._settled: set[str] = set()
         self._is_denial_told = False
 
@@ -162,19 +170,48 @@ class Copier:
         manifest, beside = open_checkpoint_files(self._source, commit)
         name = commit.name
         standing = self._standing(name)
-        if standing is None or name.commit_key not in standing:
-            self._send_files(manifest, standing, self._ledger.progress(name))
+        if standing is not None and name.commit_key in standing:
+            return self._settle(commit, manifest, beside)
+        progress = self._ledger.progress(name)
+        if standing is None and not progress.is_recent:
+            # What had arrived cannot be looked at, and may have been taken for dead and removed since.
+            progress = Progress()
+        self._announcement = announcement = Announcement(self._target, name)
+        try:
+            self._flow.check()
+            self._send_files(manifest, standing, progress)
             for key, data in beside.items():
                 self._settle_beside(name, key, data)
             self._target.make_durable(name.folder)
+            copied = self._settle(commit, manifest, beside)
+        finally:
+            self._announcement = None
+        announcement.take_back()
+        return copied
+
+    def _settle(self, commit: Commit, manifest: Manifest, beside: Mapping[str, bytes]) -> Copied:
+        """Read everything back, and commit it where that was not done."""
         how, wrong = self._verify(manifest, beside)
         if wrong:
             self._start_over(manifest, wrong)
         self.check_turn()
         self._check_fence()
+        if self._announcement is not None:
+            self._announcement.check()
         self._commit(commit)
         self._ledger.note_verified(commit, how)
         return Copied(commit=commit, sent_bytes=self._sent_bytes, how=how)
+
+    def _announcing(self, check: Callable[[], None]) -> Callable[[], None]:
+        """A check that also keeps what is announced of a copy under way young."""
+
+        def both() -> None:
+            check()
+            announcement = self._announcement
+            if announcement is not None and announcement.renew():
+                self._ledger.note_announced(announcement.name)
+
+        return both
 
     def verify(self, commit: Commit) -> Copied:
         """Verify a checkpoint that stands on the target already, and note it.
@@ -293,7 +330,12 @@ class Copier:
         Nobody else writes below an attempt's folder.
         """
         if record.size_bytes >= self._upload_from_bytes:
-            self._send_small(key, record)
+            try:
+                self._send_small(key, record)
+            except ObjectExistsError:
+                if not isinstance(self._target, Resuming):
+                    # Of a file system it may be a torn rest.
+                    raise
             return
         room = memoryview(bytearray(max(1, record.size_bytes)))
         with SourceFile(self._source, key, record) as file:
@@ -322,10 +364,10 @@ class Copier:
                 token=token,
                 note_token=lambda new: self._ledger.note_upload(name, record, new),
             )
-        except StoreError as error:
-            # An upload that was begun is gone, and its object cannot be looked at: it was finished, and
-            # the process died before it could note that.
-            if not (is_blind and token is not None and type(error) is StoreError):
+        except ObjectExistsError:
+            # An earlier process has finished it, and died before it could note that. Where it can be looked
+            # at, it was.
+            if not is_blind:
                 raise
 
     def _settle_beside(self, name: CheckpointName, key: str, data: bytes) -> None:

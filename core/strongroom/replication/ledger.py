@@ -27,6 +27,7 @@ from strongroom.errors import (
     StoreError,
     StoreFullError,
 )
+from strongroom.incoming import VALID_S
 from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT, Commit, FileRecord
 from strongroom.stores.base import Store
@@ -44,7 +45,7 @@ _LOG: Final = logging.getLogger("strongroom")
 _BOUNDS: Final = Bounds(length_bytes=4 << 20, depth=4, items=40_000)
 _FILES_A_NOTE: Final = 4_000
 _TARGET = re.compile(r"[0-9a-f]{16}")
-_NUMBERED = re.compile(r"(turn|files|upload)-([0-9]{6,12})\.json")
+_NUMBERED = re.compile(r"(turn|files|upload|announced)-([0-9]{6,12})\.json")
 _MAX_TOKEN_CHARS: Final = 1024
 _MAX_CLAIMS: Final = 1000
 
@@ -78,10 +79,13 @@ class Progress:
     Attributes:
         sent: files that have arrived, by their path, with the digest that each was sent with.
         tokens: of uploads that were begun, by the file's path.
+        is_recent: whether the copy was announced at the target (`strongroom.incoming`) so short a while ago
+            that nobody there can have taken it for dead since, and removed what had arrived.
     """
 
     sent: dict[str, Digest] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
+    is_recent: bool = False
 
 
 def target_folder(uri: str) -> str:
@@ -258,7 +262,17 @@ class Ledger:
             of, token = noted.get("path"), noted.get("token")
             if isinstance(of, str) and isinstance(token, str) and len(token) <= _MAX_TOKEN_CHARS:
                 progress.tokens[of] = token
+        for number in self._numbers(folder, "announced"):
+            noted = _read(self._store, f"{folder}/announced-{number:06d}.json", "replication_announced") or {}
+            at_ms = noted.get("at_ms")
+            if isinstance(at_ms, int) and 0 <= self._now_ms() - at_ms < VALID_S * 1000:
+                progress.is_recent = True
         return progress
+
+    def note_announced(self, name: CheckpointName) -> None:
+        """Note that a copy has just been announced at the target."""
+        document = _document("replication_announced", {"at_ms": self._now_ms()})
+        self._append(self._sending(name), "announced", document)
 
     def note_sent(self, name: CheckpointName, records: Iterable[FileRecord]) -> None:
         """Note files that have arrived whole."""

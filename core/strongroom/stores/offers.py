@@ -125,7 +125,8 @@ class Upload(Protocol):
         """Make the object of all parts; on return it is whole and durable, and never there in part.
 
         Raises:
-            StoreError: a part is missing, something else stands there already, or the store refused.
+            ObjectExistsError: something stands there already.
+            StoreError: a part is missing, or the store refused.
         """
 
     def abort(self) -> None:
