@@ -21,6 +21,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from strongroom import parallel
 from strongroom import restore as restoring
 from strongroom.alike import check_alike, given
+from strongroom.arguments import (
+    check_class,
+    check_launch,
+    check_run,
+    check_step,
+    check_tiers,
+    selection_of,
+)
 from strongroom.budget import check_budget
 from strongroom.catalog import Checkpoint
 from strongroom.config import (
@@ -41,7 +49,6 @@ from strongroom.errors import (
     ClosedError,
     ConfigError,
     FencedError,
-    FormatError,
     RanksDisagreeError,
     SaveError,
     StoreFullError,
@@ -59,13 +66,11 @@ from strongroom.events import (
 )
 from strongroom.handle import Failures, SaveHandle
 from strongroom.keeping import Keeper, check_may_remove
-from strongroom.layout import ATTEMPT_HEX_DIGITS, MAX_LAUNCH, MAX_STEP, CheckpointName, check_scatter
+from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName, check_scatter
 from strongroom.manifest import (
     MAX_DEADLINE_S,
     CheckpointRef,
     Commit,
-    check_retention_class,
-    check_run_id,
 )
 from strongroom.messages import Message, text_of
 from strongroom.ownership import Owners
@@ -79,7 +84,6 @@ from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saturation import Gauge, why_full
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
-from strongroom.selection import Selection
 from strongroom.shards import binding
 from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
@@ -265,7 +269,7 @@ class Checkpointer:
         self._ranks = Ranks.of_this_process(process_group)
         self._tiers = Tiers(
             root,
-            _check_tiers(replicate_to),
+            check_tiers(replicate_to),
             role=role,
             trust=self._guard.trust,
             accepts_missing=accept_missing_tiers,
@@ -277,7 +281,7 @@ class Checkpointer:
         self._given = given(self._algorithm, policy)
         self._sealing = policy.sealing if policy is not None else None
         self._signing = policy.signing if policy is not None else None
-        self._retention_class = _check_retention_class(retention_class)
+        self._retention_class = check_class(retention_class)
         self._recorder = Recorder(
             provenance,
             collects=collect_provenance and self._ranks.is_coordinator,
@@ -297,7 +301,7 @@ class Checkpointer:
         self._reserve_bytes = check_count("reserve_bytes", reserve_bytes)
         self._gauge = Gauge(self._emitter)
 
-        self._run_id = _check_run_id(run_id if run_id is not None or role is None else role.run_id)
+        self._run_id = check_run(run_id if run_id is not None or role is None else role.run_id)
         self._sources = [Source(tiers=self._tiers)]
         if init_from is not None:
             other = Tiers(init_from, role=role, trust=self._guard.trust)
@@ -332,7 +336,7 @@ class Checkpointer:
             self._tiers,
             self._ranks,
             run_id=self._run_id,
-            launch=_check_launch(launch if launch is not None or role is None else role.launch),
+            launch=check_launch(launch if launch is not None or role is None else role.launch),
             timeout_s=self._timeout_s,
             clock=clock,
             draw=draw,
@@ -536,7 +540,7 @@ class Checkpointer:
     ) -> Message:
         """This rank's word on a save: whether it can take part, and what it holds."""
         self._check_open()
-        intent.step = _check_step(step)
+        intent.step = check_step(step)
         recorder = self._recorder if self._ranks.is_coordinator else None
         intent.extras = Provenance.of(provenance, metrics, tags, recorder)
         turn = self._turns.current.launch.launch if self._turns.current else None
@@ -757,7 +761,7 @@ class Checkpointer:
                     f"state must be a dict such as {{'model': model}}, got a {type(state).__name__}"
                 )
             self._join()
-            return None if step is None else _check_step(step)
+            return None if step is None else check_step(step)
 
         def judge(opened: OpenedCheckpoint) -> Sequence[Change]:
             return self._recorder.changes(
@@ -771,7 +775,7 @@ class Checkpointer:
             self._sources,
             state,
             ready=ready,
-            selection=_selection(strict, only, rename),
+            selection=selection_of(strict, only, rename),
             max_fallback=self._max_fallback,
             accept_older=accept_older,
             guard=self._guard,
@@ -824,8 +828,8 @@ class Checkpointer:
         return plan_newest(
             self._sources,
             state,
-            step=None if step is None else _check_step(step),
-            selection=_selection(strict, only, rename),
+            step=None if step is None else check_step(step),
+            selection=selection_of(strict, only, rename),
             guard=self._guard,
             ranks=self._ranks,
         )
@@ -943,56 +947,7 @@ class Checkpointer:
         return self._turns.current.launch.run if self._turns.current else ""
 
 
-def _selection(strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None) -> Selection:
-    patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
-    return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
-
-
 def _calls(said: Sequence[Message]) -> list[str]:
     """What each rank was called for, in words."""
     calls = [(message.members["call"], message.members["step"]) for message in said]
     return [f"{name}(step={step})" if step is not None else f"{name}()" for name, step in calls]
-
-
-def _check_step(step: Any) -> int:
-    # numpy and torch integers are welcome; True, which passes for an int in all three, is not.
-    is_bool = isinstance(step, bool) or str(getattr(step, "dtype", "")) in ("bool", "torch.bool")
-    try:
-        number = None if is_bool else step.__index__()
-    except (AttributeError, TypeError):
-        number = None
-    if number is None or not 0 <= number <= MAX_STEP:
-        raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
-    return int(number)
-
-
-def _check_tiers(given: Any) -> tuple[Tier, ...]:
-    if isinstance(given, str | os.PathLike | Tier | Store) or not isinstance(given, Sequence):
-        raise ConfigError(f"replicate_to must be a list of roots or Tier values, got {given!r:.80}")
-    return tuple(tier if isinstance(tier, Tier) else Tier(tier) for tier in given)
-
-
-def _check_launch(number: Any) -> int | None:
-    if number is None:
-        return None
-    if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
-        raise ConfigError(f"launch must be a whole number from 1 to {MAX_LAUNCH}, got {number!r:.60}")
-    return number
-
-
-def _check_retention_class(name: Any) -> str | None:
-    if name is None:
-        return None
-    try:
-        return check_retention_class(name)
-    except (FormatError, TypeError) as error:
-        raise ConfigError(f"retention_class must be a name: {error}") from None
-
-
-def _check_run_id(run_id: Any) -> str | None:
-    if run_id is None:
-        return None
-    try:
-        return check_run_id(run_id)
-    except (FormatError, TypeError) as error:
-        raise ConfigError(f"run_id must be a run id: {error}") from None

@@ -1,0 +1,73 @@
+"""What a `Checkpointer` is given, checked once: each function raises ConfigError that says what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strongroom.errors import ConfigError, FormatError
+from strongroom.layout import MAX_LAUNCH, MAX_STEP
+from strongroom.manifest import check_retention_class, check_run_id
+from strongroom.selection import Selection
+from strongroom.stores.base import Store
+from strongroom.tiers import Tier
+
+__all__ = ["check_class", "check_launch", "check_run", "check_step", "check_tiers", "selection_of"]
+
+
+def selection_of(
+    strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None
+) -> Selection:
+    """Which part of a checkpoint is restored."""
+    patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
+    return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
+
+
+def check_step(step: Any) -> int:
+    """A step, as an int."""
+    # numpy and torch integers are welcome; True, which passes for an int in all three, is not.
+    is_bool = isinstance(step, bool) or str(getattr(step, "dtype", "")) in ("bool", "torch.bool")
+    try:
+        number = None if is_bool else step.__index__()
+    except (AttributeError, TypeError):
+        number = None
+    if number is None or not 0 <= number <= MAX_STEP:
+        raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
+    return int(number)
+
+
+def check_tiers(given: Any) -> tuple[Tier, ...]:
+    """The tiers behind the first one."""
+    if isinstance(given, str | os.PathLike | Tier | Store) or not isinstance(given, Sequence):
+        raise ConfigError(f"replicate_to must be a list of roots or Tier values, got {given!r:.80}")
+    return tuple(tier if isinstance(tier, Tier) else Tier(tier) for tier in given)
+
+
+def check_launch(number: Any) -> int | None:
+    """The number of a writer's turn, where one was given."""
+    if number is None:
+        return None
+    if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
+        raise ConfigError(f"launch must be a whole number from 1 to {MAX_LAUNCH}, got {number!r:.60}")
+    return number
+
+
+def check_class(name: Any) -> str | None:
+    """A retention class, where one was given."""
+    if name is None:
+        return None
+    try:
+        return check_retention_class(name)
+    except (FormatError, TypeError) as error:
+        raise ConfigError(f"retention_class must be a name: {error}") from None
+
+
+def check_run(run_id: Any) -> str | None:
+    """A run's id, where one was given."""
+    if run_id is None:
+        return None
+    try:
+        return check_run_id(run_id)
+    except (FormatError, TypeError) as error:
+        raise ConfigError(f"run_id must be a run id: {error}") from None
