@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import MAX_LAUNCH, MAX_STEP
@@ -13,7 +13,18 @@ from strongroom.selection import Selection
 from strongroom.stores.base import Store
 from strongroom.tiers import Tier
 
-__all__ = ["check_class", "check_launch", "check_run", "check_step", "check_tiers", "selection_of"]
+if TYPE_CHECKING:
+    from strongroom.roles import Role
+
+__all__ = [
+    "check_class",
+    "check_launch",
+    "check_run",
+    "check_step",
+    "check_tiers",
+    "check_told",
+    "selection_of",
+]
 
 
 def selection_of(
@@ -51,6 +62,21 @@ def check_launch(number: Any) -> int | None:
     if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
         raise ConfigError(f"launch must be a whole number from 1 to {MAX_LAUNCH}, got {number!r:.60}")
     return number
+
+
+def check_told(argument: str, given: Any, role: Role | None, by_role: Any) -> Any:
+    """What was given, or else what the policy's role says; both may say the same.
+
+    Args:
+        argument: what it is called.
+        by_role: what the role says; None: nothing.
+    """
+    if given is None or by_role is None or given == by_role:
+        return by_role if given is None else given
+    raise ConfigError(
+        f"{argument}={given!r:.80} was given, and the policy's role {role.name if role else ''} is for "
+        f"{by_role!r:.80}; leave one of the two out"
+    )
 
 
 def check_class(name: Any) -> str | None:

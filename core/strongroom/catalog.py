@@ -18,6 +18,7 @@ from strongroom.errors import (
     FormatError,
     IntegrityError,
     ObjectNotFoundError,
+    StoreUnavailableError,
     StrongroomError,
     UntrustedError,
 )
@@ -309,7 +310,17 @@ class Catalog:
         known = self._commits.get(name)
         if known is not None and known[0] == version:
             return known[1]
-        data = self._store.read(name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        try:
+            data = self._store.read(name.commit_key, limit_bytes=COMMIT_BOUNDS.length_bytes)
+        except ObjectNotFoundError as error:
+            # It has just been seen. That it went away meanwhile is one thing, and a store that says of what
+            # it lists that it is not there another: nothing may be taken for uncommitted on its word.
+            if layout.COMMIT in self._store.list_names(name.folder):
+                raise StoreUnavailableError(
+                    f"{self._store.uri} lists {name.commit_key}, and says that it is not there: {error}; "
+                    "see what stands between here and the store, and try again"
+                ) from error
+            raise
         commit = Commit.decode(data, name.commit_key)
         if commit.name != name:
             raise IntegrityError(f"{name.commit_key} says that it commits {commit.name}, not {name}")

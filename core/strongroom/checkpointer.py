@@ -27,6 +27,7 @@ from strongroom.arguments import (
     check_run,
     check_step,
     check_tiers,
+    check_told,
     selection_of,
 )
 from strongroom.budget import check_budget
@@ -301,7 +302,7 @@ class Checkpointer:
         self._reserve_bytes = check_count("reserve_bytes", reserve_bytes)
         self._gauge = Gauge(self._emitter)
 
-        self._run_id = check_run(run_id if run_id is not None or role is None else role.run_id)
+        self._run_id = check_run(check_told("run_id", run_id, role, role.run_id if role else None))
         self._sources = [Source(tiers=self._tiers)]
         if init_from is not None:
             other = Tiers(init_from, role=role, trust=self._guard.trust)
@@ -336,7 +337,7 @@ class Checkpointer:
             self._tiers,
             self._ranks,
             run_id=self._run_id,
-            launch=check_launch(launch if launch is not None or role is None else role.launch),
+            launch=check_launch(check_told("launch", launch, role, role.launch if role else None)),
             timeout_s=self._timeout_s,
             clock=clock,
             draw=draw,

@@ -21,7 +21,7 @@ from strongroom.manifest import Commit
 from strongroom.merging import Merged, merge
 from strongroom.pace import check_rate
 from strongroom.retention import RetentionPolicy
-from strongroom.roles import Duty
+from strongroom.roles import Duty, Operation
 from strongroom.stores.local import LocalStore
 from strongroom.stores.open import open_store
 
@@ -64,8 +64,9 @@ class Tiers:
     Args:
         root: the first tier: saves are committed there.
         further: the others, the fastest first.
-        role: by whose credentials they are opened; None: by those of whoever runs this. A folder of this
-            machine is the job's own, and opened as it is where there are others behind it.
+        role: by whose credentials they are opened; None: by those of whoever runs this. Of a role that
+            saves, a folder of this machine is the job's own, and opened as it is where there are others
+            behind it.
         trust: who judges launch records.
         accepts_missing: whether a tier that is out of reach is passed over, with a warning, or an error.
 
@@ -87,7 +88,8 @@ class Tiers:
     ) -> None:
         roots = (root, *(tier.root for tier in further))
         first = open_store(root) if role is None or further else None
-        self.is_own = is_own = role is None or (bool(further) and isinstance(first, LocalStore))
+        is_writer = role is None or role.may(Operation.CREATE, Duty.SAVE)
+        self.is_own = is_own = role is None or (bool(further) and is_writer and isinstance(first, LocalStore))
         self._role = role
         self._trust = trust
         self.accepts_missing = accepts_missing

@@ -12,7 +12,8 @@ import torch
 from strongroom import Checkpointer
 from strongroom.catalog import Catalog
 from strongroom.digest import sha256_of
-from strongroom.errors import CheckpointNotFoundError
+from strongroom.errors import CheckpointNotFoundError, ObjectNotFoundError, StoreUnavailableError
+from strongroom.stores.memory import MemoryStore
 
 STATE = {"t": torch.ones(3)}
 
@@ -142,3 +143,25 @@ def test_where_nothing_changed_nothing_is_read_again(begin: Any, memory: Any) ->
     memory.log.clear()
     assert reader.checkpoints() == listed
     assert memory.keys("read") == []
+
+
+def test_a_store_that_lists_a_commit_and_cannot_find_it_says_nothing_of_it() -> None:
+    class Forgetful(MemoryStore):
+        """As a gateway that answers 404 for what it cannot reach."""
+
+        is_forgetful = False
+
+        def read(self, key: str, *, limit_bytes: int) -> bytes:
+            if self.is_forgetful and key.endswith("COMMIT"):
+                raise ObjectNotFoundError(f"{key}: 404")
+            return super().read(key, limit_bytes=limit_bytes)
+
+    store = Forgetful()
+    with Checkpointer(store) as ck:
+        ck.save(1, {"x": 1}).result(60)
+    store.is_forgetful = True
+    with (
+        Checkpointer(store) as ck,
+        pytest.raises(StoreUnavailableError, match=r"lists step-.*says that it is not"),
+    ):
+        ck.restore()

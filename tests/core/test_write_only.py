@@ -100,9 +100,12 @@ def test_what_the_platform_gives_may_come_with_the_role() -> None:
     assert history.run.run == "r1"
 
 
-def test_arguments_count_more_than_what_comes_with_the_role() -> None:
-    with begin(MemoryStore(), Writer(run_id="r1", launch=7), run_id="r2", launch=9) as ck:
-        assert ck.save(1, {"w": torch.ones(2)}).result(60).launch == 9
+@pytest.mark.parametrize("given", ({"run_id": "r2"}, {"launch": 9}))
+def test_arguments_do_not_contradict_the_role(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"was given, and the policy's role trainer-writer is for"):
+        begin(MemoryStore(), Writer(run_id="r1", launch=7), **given)
+    with begin(MemoryStore(), Writer(run_id="r1", launch=7), run_id="r1", launch=7) as ck:
+        assert ck.save(1, {"w": torch.ones(2)}).result(60).launch == 7
 
 
 @pytest.mark.parametrize(
