@@ -15,7 +15,16 @@ from strongroom.stores.base import ObjectInfo, Store
 from strongroom.stores.limited import limited, unlimited
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom.stores.offers import Outlining, Resuming, Space, Spacious, Tuning, Unfinished, tuning_of
+from strongroom.stores.offers import (
+    Bounded,
+    Outlining,
+    Resuming,
+    Space,
+    Spacious,
+    Tuning,
+    Unfinished,
+    tuning_of,
+)
 from strongroom.testing.conformance import StoreConformance
 
 
@@ -94,7 +103,13 @@ def space(self: Any) -> Space:
     return Space(total_bytes=2, free_bytes=1)
 
 
+def put_if_absent_within(self: Any, key: str, data: bytes, within_s: float) -> bool:
+    self.asked.append("put_if_absent_within")
+    return True
+
+
 OFFERS: dict[Any, tuple[Any, ...]] = {
+    Bounded: (put_if_absent_within,),
     Outlining: (outline,),
     Resuming: (begin_upload, resume_upload, unfinished_uploads, abort_upload),
     Spacious: (space,),
@@ -107,7 +122,7 @@ def offering(*offers: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "offers", [each for count in range(4) for each in itertools.combinations(OFFERS, count)], ids=str
+    "offers", [each for count in range(5) for each in itertools.combinations(OFFERS, count)], ids=str
 )
 def test_what_the_store_beneath_offers_is_offered_and_nothing_else(offers: tuple[Any, ...]) -> None:
     store = limited(offering(*offers), allow_all)
@@ -120,6 +135,7 @@ ASKS: dict[str, tuple[Operation, Callable[[Any], Any]]] = {
     "open_writer": (Operation.CREATE, lambda store: store.open_writer("a", length_bytes=1)),
     "put": (Operation.CREATE, lambda store: store.put("a", b"x")),
     "put_if_absent": (Operation.CREATE, lambda store: store.put_if_absent("a", b"x")),
+    "put_if_absent_within": (Operation.CREATE, lambda store: store.put_if_absent_within("a", b"x", 1.0)),
     "begin_upload": (Operation.CREATE, lambda store: store.begin_upload("a", length_bytes=1)),
     "resume_upload": (Operation.CREATE, lambda store: store.resume_upload("a", length_bytes=1, token="t")),  # noqa: S106
     "read": (Operation.READ, lambda store: store.read("b", limit_bytes=9)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from strongroom.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from strongroom.stores import S3Store
+from strongroom.stores import S3Options, S3Store
 
 MIB = 1 << 20
 
@@ -246,3 +249,87 @@ def test_an_object_whose_writer_was_left_in_doubt_is_removed_with_it(wire: Wire,
     with pytest.raises(StoreUnavailableError):
         _write(store, "large", bytes(6 * MIB))
     assert wire.server.keys(bucket) == []
+
+
+# A creation that must be over by some time
+
+
+class Hands:
+    """A clock that stands still until somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def _slow_store(wire: Wire, bucket: str, hands: Hands, **options: Any) -> S3Store:
+    return S3Store(
+        f"s3://{bucket}/run",
+        options=S3Options(**{"endpoint_url": wire.server.endpoint_url, "tries": 100, **options}),
+        session=wire.session,
+        sleep=hands.sleep,
+        monotonic=lambda: hands.now,
+        draw=lambda least, most: most,
+    )
+
+
+def test_within_a_deadline_a_creation_is_as_without(wire: Wire, bucket: str) -> None:
+    store = _slow_store(wire, bucket, Hands())
+    assert store.put_if_absent_within("COMMIT", b"ours", 5.0) is True
+    assert store.put_if_absent_within("COMMIT", b"theirs", 500.0) is False
+    assert _raw(wire, bucket, "COMMIT") == b"ours"
+    wire.lose_answers("PutObject")
+    assert store.put_if_absent_within("OTHER", b"ours", 5.0) is True
+
+
+def test_nothing_is_sent_after_the_deadline_of_a_creation(wire: Wire, bucket: str) -> None:
+    hands = Hands()
+    sent: list[float] = []
+    wire.change("PutObject", lambda request: sent.append(hands.now))
+    wire.answer("PutObject", 503, "SlowDown", count=100)
+    with pytest.raises(OutcomeUnknownError, match="SlowDown"):
+        _slow_store(wire, bucket, hands).put_if_absent_within("COMMIT", b"x", 3.0)
+    assert len(sent) > 3
+    assert max(sent) < 1003.0
+    assert hands.now < 1003.0, "it does not sleep on for nothing either"
+
+
+def test_a_creation_that_waited_for_credentials_too_long_is_not_sent(wire: Wire, bucket: str) -> None:
+    hands = Hands()
+    wire.session.events.register("before-sign.s3", lambda **_: hands.sleep(4.0))
+    with pytest.raises(StoreUnavailableError, match=r"was not sent any more .*longer deadline") as caught:
+        _slow_store(wire, bucket, hands).put_if_absent_within("COMMIT", b"x", 3.0)
+    assert not isinstance(caught.value, OutcomeUnknownError)
+    assert wire.server.keys(bucket) == []
+
+
+def test_a_creation_whose_time_is_over_is_not_sent_at_all(wire: Wire, bucket: str) -> None:
+    with pytest.raises(StoreUnavailableError, match="its time was over"):
+        _slow_store(wire, bucket, Hands()).put_if_absent_within("COMMIT", b"x", 0.0)
+    assert wire.operations == {}
+
+
+def test_a_creation_that_nobody_can_have_heard_of_is_no_unknown_outcome(wire: Wire, bucket: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        store = _slow_store(wire, bucket, Hands(), endpoint_url=endpoint_url)
+        with pytest.raises(StoreUnavailableError, match="could not be reached") as caught:
+            store.put_if_absent_within("COMMIT", b"x", 3.0)
+    assert not isinstance(caught.value, OutcomeUnknownError)
+
+
+def test_a_server_that_never_answers_is_not_waited_for_beyond_the_deadline(wire: Wire, bucket: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = S3Store(
+            f"s3://{bucket}/run",
+            options=S3Options(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}"),
+            session=wire.session,
+        )
+        begun = time.monotonic()
+        with pytest.raises(OutcomeUnknownError, match="may stand or not"):
+            store.put_if_absent_within("COMMIT", b"x", 0.3)
+        # One wait for an answer, by the options alone, is longer.
+        assert time.monotonic() - begun < store.options.read_timeout_s

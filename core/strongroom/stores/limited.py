@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from strongroom.errors import AccessDeniedError
 from strongroom.stores.base import Buffer, ObjectInfo, ObjectReader, ObjectWriter, Store
 from strongroom.stores.offers import (
+    Bounded,
     Detailing,
     Outlining,
     Resuming,
@@ -156,6 +157,12 @@ class _LimitedReader:
 # The casts hold: `limited` picks a class only where the store beneath makes the offer.
 
 
+class _Bounds(LimitedStore):
+    def put_if_absent_within(self, key: str, data: Buffer, within_s: float) -> bool:
+        inner: Bounded = cast(Bounded, self._asked(Operation.CREATE, key))
+        return inner.put_if_absent_within(key, data, within_s)
+
+
 class _Outlines(LimitedStore):
     def outline(self, fold: str) -> Mapping[str, ObjectInfo | None]:
         inner: Outlining = cast(Outlining, self._asked(Operation.LIST, ""))
@@ -197,6 +204,7 @@ class _HasSpace(LimitedStore):
 
 
 _OFFERS: Final[tuple[tuple[Any, type[LimitedStore]], ...]] = (
+    (Bounded, _Bounds),
     (Outlining, _Outlines),
     (Detailing, _Details),
     (Resuming, _Resumes),

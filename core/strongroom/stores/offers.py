@@ -1,7 +1,7 @@
 """What a store may offer besides `Store`; who uses an offer does without where it is not made.
 
-Each is a protocol of its own, found by ``isinstance`` (`Outlining`, `Detailing`, `Resuming`, `Spacious`), and
-`tuning_of` says how a store likes to be used. A store that offers nothing works.
+Each is a protocol of its own, found by ``isinstance`` (`Bounded`, `Outlining`, `Detailing`, `Resuming`,
+`Spacious`), and `tuning_of` says how a store likes to be used. A store that offers nothing works.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from strongroom.errors import ObjectNotFoundError
 from strongroom.stores.base import Buffer, ObjectInfo, Store
 
 __all__ = [
+    "Bounded",
     "Detailing",
     "Outlining",
     "Resuming",
@@ -50,6 +51,22 @@ def tuning_of(store: Store) -> Tuning:
     """How a store is used best: what it says in ``tuning``, else what suits a disk."""
     tuning = getattr(store, "tuning", _USUAL)
     return tuning if isinstance(tuning, Tuning) else _USUAL
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A store that tries again by itself, for longer than a commit may take, and can be told to hurry."""
+
+    def put_if_absent_within(self, key: str, data: Buffer, within_s: float) -> bool:
+        """As `Store.put_if_absent`, but that nothing that could create the object is sent after so long.
+
+        What was sent just before may still land a little later: no later than the store waits for an answer,
+        and that is no longer than ``within_s``.
+
+        Raises:
+            StoreError: the object was not created by this call and never will be.
+            OutcomeUnknownError: the object may stand or not, or still come to stand.
+        """
 
 
 @runtime_checkable

@@ -6,7 +6,9 @@ asked, and what to make of it, is for `creating`, `writing`, `reading`, `listing
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import os
 import threading
 import weakref
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from strongroom.errors import ConfigError, StoreError
 from strongroom.stores.s3.calling import Patience
 from strongroom.stores.s3.checksums import Checksums
-from strongroom.stores.s3.failures import GaveUpError, TryFailedError, explain
+from strongroom.stores.s3.failures import GaveUpError, TryFailedError, explain, too_late
 from strongroom.stores.s3.location import Location
 from strongroom.stores.s3.options import S3Options
 from strongroom.stores.s3.room import Room
@@ -29,6 +31,8 @@ __all__ = ["Answer", "Bucket", "after"]
 
 _BARE_DENIALS: Final = ("", "403", "AccessDenied")
 """What a denial is called where nothing more is told."""
+_SHORTEST_WAIT_S: Final = 1 / 16
+"""For whoever is in a hurry: less than a connection takes would fail for sure."""
 
 
 def _never() -> bool:
@@ -84,6 +88,7 @@ class Bucket:
         """Begin anew: in a forked child, where sockets are the parent's and locks may be held by nobody."""
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self._hurried: dict[float, Client] = {}
         self.room = Room(
             limit_parts=self.options.parts_in_flight,
             limit_bytes=self.options.parts_in_flight * self.options.part_bytes,
@@ -97,10 +102,29 @@ class Bucket:
                 self._client = _open(self.options, self._session)
             return self._client
 
+    def client_within(self, within_s: float) -> Client:
+        """As `client`; one whose waits are so short that a request is sent, and was answered or never will
+        be, about then."""
+        options = self.options
+        if within_s >= options.connect_timeout_s + options.read_timeout_s:
+            return self.client()
+        # boto3 fixes timeouts when a client is made, which takes its time: a few of them do for all.
+        wait_s = float(2.0 ** math.floor(math.log2(max(within_s, _SHORTEST_WAIT_S))))
+        with self._lock:
+            if wait_s not in self._hurried:
+                hurried = dataclasses.replace(
+                    options,
+                    connect_timeout_s=min(options.connect_timeout_s, wait_s / 2),
+                    read_timeout_s=min(options.read_timeout_s, wait_s),
+                )
+                self._hurried[wait_s] = _open(hurried, self._session)
+            return self._hurried[wait_s]
+
     def renew(self) -> None:
         """Have the next request go by a new client; what is under way ends by the old one."""
         with self._lock:
             self._client = None
+            self._hurried = {}
 
     def ask(
         self,
@@ -109,6 +133,7 @@ class Bucket:
         *,
         is_given_up: Callable[[], bool] = _never,
         check: Callable[[Mapping[str, Any]], None] | None = None,
+        until: float | None = None,
         **parameters: Any,
     ) -> Answer:
         """Ask, as often as it takes.
@@ -118,6 +143,7 @@ class Bucket:
             key: of the object that it is about; None: it is about the bucket.
             is_given_up: asked before another try.
             check: refuses an answer by `TryFailedError`, as if it had not come.
+            until: after this, by the clock of `patience`, nothing is sent.
 
         Raises:
             GaveUpError: it failed for good.
@@ -127,16 +153,29 @@ class Bucket:
             parameters["Key"] = self.where.key(key)
 
         def once() -> Mapping[str, Any]:
-            fields = self.client().ask(operation, parameters)
+            fields = self._try(operation, parameters, until)
             if check is not None:
                 check(fields)
             return fields
 
-        fields, was_lost = self.repeat(once, is_given_up=is_given_up)
+        fields, was_lost = self.repeat(once, is_given_up=is_given_up, until=until)
         return Answer(fields=fields, was_lost=was_lost)
 
+    def _try(self, operation: str, parameters: Mapping[str, Any], until: float | None) -> Mapping[str, Any]:
+        if until is None:
+            return self.client().ask(operation, parameters)
+        monotonic = self.patience.monotonic
+        left_s = until - monotonic()
+        if left_s <= 0:
+            raise too_late()
+        return self.client_within(left_s).ask(operation, parameters, is_late=lambda: monotonic() >= until)
+
     def repeat(
-        self, once: Callable[[], Any], *, is_given_up: Callable[[], bool] = _never
+        self,
+        once: Callable[[], Any],
+        *,
+        is_given_up: Callable[[], bool] = _never,
+        until: float | None = None,
     ) -> tuple[Any, bool]:
         """What one try after another comes to, and whether an answer was lost on the way."""
         renewed: list[bool] = []
@@ -154,7 +193,7 @@ class Bucket:
             self._has_answered = True
             return answer
 
-        return self.patience.call(attempt, is_given_up=is_given_up)
+        return self.patience.call(attempt, is_given_up=is_given_up, until=until)
 
     def must(self, operation: str, key: str | None = None, **parameters: Any) -> Answer:
         """As `ask`.

@@ -45,7 +45,13 @@ class Patience:
     monotonic: Callable[[], float] = time.monotonic
     draw: Callable[[float, float], float] = random.uniform
 
-    def call(self, request: Callable[[], _T], *, is_given_up: Callable[[], bool] = _never) -> tuple[_T, bool]:
+    def call(
+        self,
+        request: Callable[[], _T],
+        *,
+        is_given_up: Callable[[], bool] = _never,
+        until: float | None = None,
+    ) -> tuple[_T, bool]:
         """What a request answers, and whether an earlier try of it may have been done, its answer lost.
 
         The pauses between tries are random between nothing and a bound that doubles, so that a thousand ranks
@@ -54,11 +60,14 @@ class Patience:
         Args:
             request: one try; it raises `TryFailedError`.
             is_given_up: asked before another try.
+            until: as `monotonic` has it, when at the latest a try may begin; None: as patience has it.
 
         Raises:
             GaveUpError: it failed for good.
         """
-        begun = self.monotonic()
+        last = self.monotonic() + self.patience_s
+        if until is not None:
+            last = min(last, until)
         bound = _FIRST_PAUSE_S
         was_lost = False
         for number in itertools.count(1):
@@ -67,7 +76,7 @@ class Patience:
             except TryFailedError as failure:
                 is_last = number >= self.tries or not failure.is_passing or is_given_up()
                 pause = 0.0 if is_last else self.draw(0.0, bound)
-                if is_last or self.monotonic() - begun + pause > self.patience_s:
+                if is_last or self.monotonic() + pause > last:
                     raise GaveUpError(failure, tries=number, was_lost=was_lost) from failure
                 was_lost = was_lost or failure.may_have_landed
             bound = min(_LONGEST_PAUSE_S, 2 * bound)

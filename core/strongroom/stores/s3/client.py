@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import boto3  # type: ignore[import-untyped]
@@ -19,7 +20,14 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from strongroom._version import __version__
 from strongroom.errors import ConfigError
-from strongroom.stores.s3.failures import NO_CREDENTIALS, TLS, UNREACHABLE, UNREADABLE, TryFailedError
+from strongroom.stores.s3.failures import (
+    NO_CREDENTIALS,
+    TLS,
+    UNREACHABLE,
+    UNREADABLE,
+    TryFailedError,
+    too_late,
+)
 from strongroom.stores.s3.options import S3Options
 
 __all__ = ["Body", "Client"]
@@ -76,26 +84,41 @@ class Client:
             raise ConfigError(f"boto3 can make no client for S3 here: {_told(error)}") from error
         # Servers older than 2025 know no other checksum for this request, and boto3 sends that no more.
         self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+        self._asking = threading.local()
+        self._client.meta.events.register_first("before-send.s3", self._refuse_late)
 
     @property
     def endpoint(self) -> str:
         """Where requests go."""
         return str(self._client.meta.endpoint_url)
 
-    def ask(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(
+        self,
+        operation: str,
+        parameters: Mapping[str, Any],
+        *,
+        is_late: Callable[[], bool] | None = None,
+    ) -> Mapping[str, Any]:
         """One try at one request.
 
         Args:
             operation: boto3's name of it.
             parameters: as boto3 takes them.
+            is_late: asked right before it is sent, when credentials have been waited for: whether it must not
+                be any more.
 
         Raises:
             TryFailedError: there was no answer, or not the one that was asked for.
         """
+        self._asking.is_late = is_late
         try:
             answer: Mapping[str, Any] = getattr(self._client, operation)(**parameters)
+        except TryFailedError:
+            raise
         except Exception as error:
             raise _failure(error) from error
+        finally:
+            self._asking.is_late = None
         required = _REQUIRED.get(operation)
         if required is not None and answer.get(required) is None:
             raise TryFailedError(f"its answer to {operation} has no {required}", code=UNREADABLE)
@@ -105,6 +128,11 @@ class Client:
         """One try at reading; the body is still to be read, and then to be closed."""
         answer = self.ask("get_object", parameters)
         return answer, Body(answer["Body"])
+
+    def _refuse_late(self, **_: object) -> None:
+        is_late = getattr(self._asking, "is_late", None)
+        if is_late is not None and is_late():
+            raise too_late()
 
 
 class Body:

@@ -55,12 +55,15 @@ class Standing(enum.Enum):
     """An earlier answer was lost, and this identity may not look."""
 
 
-def create(bucket: Bucket, key: str, body: bytearray, *, write_id: str) -> Standing:
+def create(
+    bucket: Bucket, key: str, body: bytearray, *, write_id: str, until: float | None = None
+) -> Standing:
     """Create an object in one request, unless something stands there.
 
     Args:
         body: no ``bytes``: boto3 makes a stream of those, and asks the server before it sends one.
         write_id: this call's, new for each.
+        until: as `Bucket.ask` has it.
 
     Raises:
         GaveUpError: the request failed for good.
@@ -75,12 +78,13 @@ def create(bucket: Bucket, key: str, body: bytearray, *, write_id: str) -> Stand
             Body=body,
             IfNoneMatch="*",
             Metadata={WRITE_ID: write_id},
+            until=until,
             **bucket.checksums.fields(total),
         )
     except GaveUpError as error:
         if not error.failure.exists:
             raise
-        return look_whose(bucket, key, write_id=write_id) if error.was_lost else Standing.OTHERS
+        return look_whose(bucket, key, write_id=write_id, until=until) if error.was_lost else Standing.OTHERS
     try:
         bucket.checksums.confirm(answer.fields, total, body)
     except TryFailedError as failure:
@@ -92,7 +96,12 @@ def create(bucket: Bucket, key: str, body: bytearray, *, write_id: str) -> Stand
 
 
 def look_whose(
-    bucket: Bucket, key: str, *, write_id: str | None, length_bytes: int | None = None
+    bucket: Bucket,
+    key: str,
+    *,
+    write_id: str | None,
+    length_bytes: int | None = None,
+    until: float | None = None,
 ) -> Standing:
     """Whose object it is that stands at a key.
 
@@ -100,12 +109,13 @@ def look_whose(
         write_id: what this call stored with it.
         length_bytes: where the id is not known, as in an upload that another process began, an object of this
             length at a key that is one attempt's own counts as ours.
+        until: as `Bucket.ask` has it.
 
     Raises:
         InDoubtError: it could not be asked, or the object is gone again.
     """
     try:
-        found = bucket.ask("head_object", key).fields
+        found = bucket.ask("head_object", key, until=until).fields
     except GaveUpError as error:
         told = bucket.error(error, "head_object", key)
         if isinstance(told, AccessDeniedError):

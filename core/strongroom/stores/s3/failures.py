@@ -18,12 +18,23 @@ from strongroom.errors import (
 )
 from strongroom.stores.s3.location import Location
 
-__all__ = ["NO_CREDENTIALS", "TLS", "UNREACHABLE", "UNREADABLE", "GaveUpError", "TryFailedError", "explain"]
+__all__ = [
+    "NO_CREDENTIALS",
+    "TLS",
+    "TOO_LATE",
+    "UNREACHABLE",
+    "UNREADABLE",
+    "GaveUpError",
+    "TryFailedError",
+    "explain",
+    "too_late",
+]
 
 NO_CREDENTIALS: Final = "NoCredentials"
 UNREACHABLE: Final = "Unreachable"
 TLS: Final = "Tls"
 UNREADABLE: Final = "Unreadable"
+TOO_LATE: Final = "TooLate"
 
 # Codes are those of the S3 API reference ("Error responses"), of Ceph RGW's rgw_common.cc, and of MinIO.
 _FULL: Final = frozenset(
@@ -183,6 +194,11 @@ class GaveUpError(Exception):
         return self.was_lost or self.failure.may_have_landed
 
 
+def too_late() -> TryFailedError:
+    """A request that was not sent, since its time was over."""
+    return TryFailedError("its time was over", code=TOO_LATE, was_sent=False, is_passing=False)
+
+
 def explain(
     given_up: GaveUpError, operation: str, key: str | None, where: Location, endpoint: str
 ) -> StoreError:
@@ -237,6 +253,11 @@ def explain(
         return StoreUnavailableError(
             f"{what}: what answers at {endpoint} does not speak S3 ({_tries(given_up)}: {failure.message}); "
             "see the endpoint and the proxy"
+        )
+    if failure.code == TOO_LATE:
+        return StoreUnavailableError(
+            f"{what}: {action} was not sent any more ({_tries(given_up)}: {failure.message}); save again, "
+            "with a longer deadline if the store is slow"
         )
     if failure.code in _DIGESTS:
         return StoreUnavailableError(

@@ -107,9 +107,17 @@ class S3Store:
             writer.finish()
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
+        return self._put_if_absent(key, data, until=None)
+
+    def put_if_absent_within(self, key: str, data: Buffer, within_s: float) -> bool:
+        """As `put_if_absent`, in so many seconds; see `strongroom.stores.offers.Bounded`."""
+        return self._put_if_absent(key, data, until=self._bucket.patience.monotonic() + within_s)
+
+    def _put_if_absent(self, key: str, data: Buffer, *, until: float | None) -> bool:
         check_key(key)
+        body, write_id = bytearray(bytes_of(data)), self._bucket.draw_id()
         try:
-            standing = create(self._bucket, key, bytearray(bytes_of(data)), write_id=self._bucket.draw_id())
+            standing = create(self._bucket, key, body, write_id=write_id, until=until)
         except InDoubtError as error:
             raise OutcomeUnknownError(
                 f"{error}; something stands there, and it may or may not be this call's: open the root "
