@@ -113,6 +113,8 @@ class Turns:
         # What follows creates, and goes by the credentials for that alone.
         self._tiers.stop_reading()
         run, stores = self._begin_run(history, now_ms)
+        if history is not None and len(self._tiers.stores) > 1:
+            self._bring_launches(history)
         launch = claim_launch(
             stores,
             run=run.run,
@@ -173,6 +175,12 @@ class Turns:
         if known is None:  # the first tier is never passed over
             raise ConfigError("a run has at least one tier")
         return known, stores[::-1]
+
+    def _bring_launches(self, history: History) -> None:
+        """Give the first tier the records of launches that it has lost or never had: its line needs them."""
+        own = self._tiers.own_catalog.history()
+        for number in sorted(history.launches.keys() - own.launches.keys() - own.damaged_launches.keys()):
+            self._store.put_if_absent(layout.launch_key(number), history.launches[number].encode())
 
     def _check_run(self, run: Run, where: str, known: Run | None) -> None:
         """Raise ConfigError where a tier is another run's than was given, or than another tier is."""

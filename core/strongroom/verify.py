@@ -297,7 +297,8 @@ class _Root:
         if has_records:
             run = _read_run(store, findings, is_due=bool(commits or commit_problems or uncommitted))
             launches, damaged_launches, numbers = _read_launches(store, run, trust, findings)
-            _check_gaps(numbers, {name.launch for name in names}, findings)
+            parents = {launch.parent.launch for launch in launches.values() if launch.parent is not None}
+            _check_lost(numbers, parents.union(name.launch for name in names), findings)
         history = History(
             run=run,
             launches=launches,
@@ -383,17 +384,23 @@ def _read_launches(
     return launches, damaged, numbers
 
 
-def _check_gaps(numbers: set[int], in_use: set[int], findings: Findings) -> None:
-    """Launch records are created in order and never removed: a number left out is a record lost."""
+def _check_lost(numbers: set[int], needed: set[int], findings: Findings) -> None:
+    """A launch that has a folder, or that another one went on from, and has no record, has lost it.
+
+    A number that nothing refers to was perhaps never taken: platforms number starts that come to nothing.
+    """
     if any(problem.key == f"{layout.LAUNCHES}/" for problem in findings.problems):
         return
-    last = 0
-    for number in (*sorted(numbers), max(in_use, default=0) + 1):
-        if number > last + 1:
-            more = f"; nor is any up to launch {number - 1}" if number > last + 2 else ""
-            message = f"the record of a launch that took place is not there{more}"
-            findings.add(layout.launch_key(last + 1), "missing", message)
-        last = max(last, number)
+    lost = sorted(needed - numbers)
+    for number in lost:
+        if number - 1 in lost:
+            continue
+        last = number
+        while last + 1 in lost:
+            last += 1
+        more = f"; nor is any up to launch {last}" if last > number else ""
+        message = f"the record of a launch that took place is not there{more}"
+        findings.add(layout.launch_key(number), "missing", message)
 
 
 def _check_floor(store: Store, root: _Root, guard: Guard, chosen: Collection[CheckpointName]) -> None:
