@@ -2,7 +2,8 @@
 
 `orphans` and `abandoned_uploads` decide, as `strongroom.retention.plan` does; `remove` carries out one
 decision. A removal takes ``COMMIT`` first: a sweep that dies halfway leaves an uncommitted folder, never a
-checkpoint with holes. When all of this happens, and what is told of it, is `strongroom.keeping`'s.
+checkpoint with holes. And what was never committed is looked at once more right before it goes. When all of
+this happens, and what is told of it, is `strongroom.keeping`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, Literal
 from strongroom import incoming
 from strongroom.catalog import History
 from strongroom.errors import AccessDeniedError, IntegrityError, StoreError
-from strongroom.layout import CheckpointName
+from strongroom.layout import COMMIT, CheckpointName
 from strongroom.retention import Decision
 from strongroom.stores.base import ObjectInfo, Store
 from strongroom.stores.offers import Resuming, Unfinished, details_of
@@ -110,6 +111,9 @@ def remove(store: Store, removal: Removal) -> Outcome:
             if removal.kind == "checkpoint":
                 store.delete(removal.name.commit_key)
                 is_uncommitted = True
+            elif COMMIT in store.list_names(removal.name.folder):
+                # It came after the root was looked at, or something hid it then.
+                return Outcome(removal=removal, error="it is committed after all, and was left alone")
             store.delete_tree(removal.name.folder)
     except StoreError as error:
         return Outcome(removal=removal, error=str(error), is_half_done=is_uncommitted)

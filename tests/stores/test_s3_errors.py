@@ -14,6 +14,7 @@ from s3_servers import S3Server, free_port
 from strongroom.errors import (
     AccessDeniedError,
     ConfigError,
+    ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     StoreFullError,
@@ -176,7 +177,7 @@ def test_an_answer_may_have_been_lost_wherever_somebody_else_may_have_answered(
         (0, "NoCredentials", AccessDeniedError, "AWS_PROFILE"),
         (403, "QuotaExceeded", StoreFullError, "raise the quota"),
         (507, "XMinioStorageFull", StoreFullError, "raise the quota"),
-        (412, "PreconditionFailed", StoreError, "never overwritten"),
+        (412, "PreconditionFailed", ObjectExistsError, "never overwritten"),
         (501, "NotImplemented", StoreError, "conditional writes"),
         (503, "SlowDown", StoreUnavailableError, "3 tries: SlowDown 503"),
         (0, "Unreadable", StoreUnavailableError, "does not speak S3"),

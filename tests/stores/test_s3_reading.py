@@ -123,6 +123,7 @@ class _Stubborn(http.server.BaseHTTPRequestHandler):
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.data)}")
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", '"tag"')
         self.end_headers()
         if kind.cuts:
             kind.cuts -= 1

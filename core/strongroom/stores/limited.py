@@ -106,7 +106,7 @@ class LimitedStore:
         return self._asked(Operation.READ, key).read(key, limit_bytes=limit_bytes)
 
     def open_reader(self, key: str) -> ObjectReader:
-        return _LimitedReader(self, self._asked(Operation.READ, key).open_reader(key))
+        return _LimitedReader(self, key, self._asked(Operation.READ, key).open_reader(key))
 
     def stat(self, key: str) -> ObjectInfo:
         return self._asked(Operation.READ, key).stat(key)
@@ -122,10 +122,11 @@ class LimitedStore:
 
 
 class _LimitedReader:
-    """An open object; it ends with the store that it came from."""
+    """An open object; it ends with the store that it came from, and with what the rule allows."""
 
-    def __init__(self, store: LimitedStore, inner: ObjectReader) -> None:
+    def __init__(self, store: LimitedStore, key: str, inner: ObjectReader) -> None:
         self._store = store
+        self._key = key
         self._inner = inner
 
     @property
@@ -133,7 +134,7 @@ class _LimitedReader:
         return self._inner.size_bytes
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
-        _ = self._store.open_inner  # it raises where the store was closed
+        self._store._asked(Operation.READ, self._key)  # what was allowed then may be over
         return self._inner.read_into(offset_bytes, buffer)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from strongroom.errors import ConfigError, StoreError
+from strongroom.errors import ConfigError, StoreError, StoreUnavailableError
 from strongroom.stores.s3.calling import Patience
 from strongroom.stores.s3.checksums import Checksums
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError, explain, too_late
@@ -79,7 +79,6 @@ class Bucket:
         self.draw_id = draw_id
         self.checksums = Checksums(where.uri)
         self._session = session
-        self._has_answered = False
         self.forget()
         _EVERY.add(self)
         self.client()
@@ -190,7 +189,6 @@ class Bucket:
                 renewed.append(True)
                 self.renew()
                 answer = once()
-            self._has_answered = True
             return answer
 
         return self.patience.call(attempt, is_given_up=is_given_up, until=until)
@@ -213,13 +211,12 @@ class Bucket:
     def absence(self, given_up: GaveUpError, operation: str, key: str) -> StoreError:
         """As `error`, for a look at an object: whether it is absent is made sure of.
 
-        Without the right to list, S3 answers 403 for what is absent; and a 404 to HEAD may be the bucket's.
+        Without the right to list, S3 answers 403 for what is absent; and a 404 to HEAD has no body, so it may
+        be the bucket's, or some gateway's.
         """
         failure = given_up.failure
         is_denied = failure.status == 403 and failure.code in _BARE_DENIALS
-        is_vague = operation == "head_object" and (
-            failure.status == 400 or (failure.is_absent and not self._has_answered)
-        )
+        is_vague = operation == "head_object" and failure.status in (400, 404)
         if not is_denied and not is_vague:
             return self.error(given_up, operation, key)
         wanted = self.where.key(key)
@@ -230,11 +227,34 @@ class Bucket:
             # Its answer has a body, which tells more: an absent bucket, an expired token.
             if not error.failure.is_denied or error.failure.code not in _BARE_DENIALS:
                 return self.error(error, "list_objects_v2", None)
-            return self.error(given_up, operation, key)
-        if is_denied and not any(entry.get("Key") == wanted for entry in listed):
+            return self.error(given_up, operation, key) if is_denied else self._absence_by_reading(key)
+        stands = any(entry.get("Key") == wanted for entry in listed)
+        if not stands and failure.status != 400:
             absent = TryFailedError("it is not listed", status=404, code="NoSuchKey")
             return self.error(GaveUpError(absent, tries=given_up.tries, was_lost=False), operation, key)
-        return self.error(given_up, operation, key)
+        return self._hidden(key) if failure.status == 404 else self.error(given_up, operation, key)
+
+    def _absence_by_reading(self, key: str) -> StoreError:
+        parameters = {"Bucket": self.where.bucket, "Key": self.where.key(key), "Range": "bytes=0-0"}
+
+        def once() -> None:
+            _, body = self.client().get(parameters)
+            body.close(is_whole=False)
+
+        try:
+            self.repeat(once)
+        except GaveUpError as error:
+            # An empty object has no such range.
+            is_empty = error.failure.status == 416
+            return self._hidden(key) if is_empty else self.error(error, "get_object", key)
+        return self._hidden(key)
+
+    def _hidden(self, key: str) -> StoreError:
+        return StoreUnavailableError(
+            f"{self.where.name(key)}: one request was answered that it does not exist, and the next that it "
+            f"does: something before the bucket answers at {self.client().endpoint}, or it has just been "
+            "written; try again"
+        )
 
 
 def _open(options: S3Options, session: Any | None) -> Client:

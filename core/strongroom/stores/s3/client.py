@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -19,8 +20,9 @@ from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from strongroom._version import __version__
-from strongroom.errors import ConfigError
+from strongroom.errors import ConfigError, StoreUnavailableError, StrongroomError
 from strongroom.stores.s3.failures import (
+    CREDENTIALS,
     NO_CREDENTIALS,
     TLS,
     UNREACHABLE,
@@ -47,16 +49,21 @@ _UNREACHED: Final = (
     exceptions.ProxyConnectionError,
 )
 _MAX_TOLD_CHARS: Final = 400
-_REQUIRED: Final[Mapping[str, str]] = {
-    "complete_multipart_upload": "ETag",
-    "create_multipart_upload": "UploadId",
-    "get_object": "ContentLength",
-    "head_object": "ContentLength",
-    "list_objects_v2": "Name",
-    "put_object": "ETag",
-    "upload_part": "ETag",
+_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "complete_multipart_upload": ("ETag",),
+    "create_multipart_upload": ("UploadId",),
+    "get_object": ("ContentLength", "ETag"),
+    "head_object": ("ContentLength", "ETag"),
+    "list_objects_v2": ("Name",),
+    "put_object": ("ETag",),
+    "upload_part": ("ETag",),
 }
 """Without which an answer is none of S3's: some proxy's page, say, would pass for an empty listing."""
+_SECRETS: Final = re.compile(r"(?<=//)[^\s/\"'@]*:[^\s\"']*@")
+"""A user and a password in a URL."""
+_OTHER_NAMES: Final = re.compile(r":|-s3alias$")
+"""In what a bucket is asked by where it may well answer by another name: an access point's ARN, an alias."""
+_COPIED_BYTES: Final = 256 << 10
 
 
 class Client:
@@ -116,12 +123,14 @@ class Client:
         except TryFailedError:
             raise
         except Exception as error:
-            raise _failure(error) from error
+            raise _failure(error, operation) from error
         finally:
             self._asking.is_late = None
-        required = _REQUIRED.get(operation)
-        if required is not None and answer.get(required) is None:
-            raise TryFailedError(f"its answer to {operation} has no {required}", code=UNREADABLE)
+        strange = _strangeness(operation, parameters, answer)
+        if strange is not None:
+            if "Body" in answer:
+                answer["Body"].close()
+            raise TryFailedError(f"its answer to {operation} {strange}", code=UNREADABLE)
         return answer
 
     def get(self, parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any], Body]:
@@ -145,15 +154,15 @@ class Body:
         self._direct = direct if isinstance(direct, http.client.HTTPResponse) else None
 
     def read_into(self, buffer: memoryview) -> int:
-        """Fill the beginning of a buffer; 0 where there is nothing more.
+        """Fill the beginning of a buffer by what comes in one wait; 0 where there is nothing more.
 
         Raises:
             TryFailedError: the rest did not come.
         """
         try:
             if self._direct is not None:
-                return self._direct.readinto(buffer)
-            data: bytes = self._stream.read(len(buffer))
+                return _read_once(self._direct, buffer)
+            data: bytes = self._stream.read(min(len(buffer), _COPIED_BYTES))
         except (exceptions.BotoCoreError, OSError, http.client.HTTPException) as error:
             raise TryFailedError(f"the answer broke off: {_told(error)}", code="BodyCutShort") from error
         buffer[: len(data)] = data
@@ -165,6 +174,37 @@ class Body:
             self._stream._raw_stream.release_conn()
         else:
             self._stream.close()
+
+
+def _read_once(direct: http.client.HTTPResponse, buffer: memoryview) -> int:
+    """What one wait brings: `HTTPResponse.readinto` goes on until the buffer is full, however slowly."""
+    stream, left_bytes = getattr(direct, "fp", None), getattr(direct, "length", None)
+    if stream is None:
+        return 0
+    if direct.chunked or left_bytes is None or not hasattr(stream, "readinto1"):
+        data = direct.read1(min(len(buffer), _COPIED_BYTES))
+        buffer[: len(data)] = data
+        return len(data)
+    count = int(stream.readinto1(buffer[:left_bytes]))
+    direct.length = left_bytes - count
+    if not direct.length:
+        # It sees that nothing is left, and lets go of the connection.
+        direct.readinto(bytearray(1))
+    return count
+
+
+def _strangeness(operation: str, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
+    """Why an answer is none of this bucket's, though it says that all is well; None: it is."""
+    for required in _REQUIRED.get(operation, ()):
+        if answer.get(required) is None:
+            return f"has no {required}"
+    if operation == "get_object" and str(answer.get("ContentType", "")).startswith("text/html"):
+        # Nothing that is stored here is one.
+        return "is a web page"
+    if operation == "list_objects_v2" and not _OTHER_NAMES.search(asked["Bucket"]):
+        name = answer["Name"]
+        return None if name == asked["Bucket"] else f"lists another bucket, {name!r:.80}"
+    return None
 
 
 def _config(options: S3Options) -> Any:
@@ -192,19 +232,25 @@ def _add_md5(params: dict[str, Any], **_: object) -> None:
         params["headers"].setdefault("Content-MD5", base64.b64encode(digest).decode())
 
 
-def _failure(error: Exception) -> TryFailedError:
-    """What an error of boto3's means.
+def _failure(error: Exception, operation: str) -> TryFailedError:
+    """What an error of boto3's means, or one of ours that came up in it.
 
     Raises:
-        Exception: the error itself, where it is none of boto3's.
+        Exception: the error itself, where it is neither.
     """
     if isinstance(error, exceptions.ClientError):
         told = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(told.get("Code", ""))[:80]
+        if status == 404 and code in ("", "404") and operation != "head_object":
+            # Some gateway's: S3's own has a body, but for HEAD, and says what is not there.
+            return TryFailedError("a 404 that is none of S3's", status=404, code=UNREADABLE)
+        return TryFailedError(str(told.get("Message", ""))[:_MAX_TOLD_CHARS], status=int(status), code=code)
+    if isinstance(error, StrongroomError):
+        # The session's credentials are handed out by Strongroom, and had to be renewed on the way.
+        is_passing = isinstance(error, StoreUnavailableError)
         return TryFailedError(
-            str(told.get("Message", ""))[:_MAX_TOLD_CHARS],
-            status=int(status),
-            code=str(told.get("Code", ""))[:80],
+            str(error)[:_MAX_TOLD_CHARS], code=CREDENTIALS, was_sent=False, is_passing=is_passing
         )
     if isinstance(error, _NO_CREDENTIALS):
         return TryFailedError(_told(error), code=NO_CREDENTIALS, was_sent=False, is_passing=False)
@@ -226,4 +272,4 @@ def _failure(error: Exception) -> TryFailedError:
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_TOLD_CHARS]
+    return _SECRETS.sub("***@", f"{type(error).__name__}: {error}")[:_MAX_TOLD_CHARS]

@@ -120,10 +120,10 @@ def look_whose(
         told = bucket.error(error, "head_object", key)
         if isinstance(told, AccessDeniedError):
             return Standing.UNTOLD
-        if error.failure.is_absent:
+        if error.failure.status == 404:
             raise InDoubtError(
                 f"{bucket.where.name(key)} stood a moment ago and is gone: something removes what is "
-                "written here"
+                "written here, or answers in the bucket's place"
             ) from error.failure
         raise InDoubtError(str(told)) from error.failure
     if write_id is not None:

@@ -19,6 +19,7 @@ from strongroom.errors import (
 from strongroom.stores.s3.location import Location
 
 __all__ = [
+    "CREDENTIALS",
     "NO_CREDENTIALS",
     "TLS",
     "TOO_LATE",
@@ -30,6 +31,7 @@ __all__ = [
     "too_late",
 ]
 
+CREDENTIALS: Final = "CredentialsNotRenewed"
 NO_CREDENTIALS: Final = "NoCredentials"
 UNREACHABLE: Final = "Unreachable"
 TLS: Final = "Tls"
@@ -70,6 +72,9 @@ _PASSING: Final = frozenset(
 )
 """What another try with the same bytes may well get past; any 5xx and 429 besides."""
 _DIGESTS: Final = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
+_BARE: Final = ("", "404", "NoSuchKey")
+"""404s that are about no object: without words, or on the bucket itself."""
+_ARCHIVED: Final = "InvalidObjectState"
 _ELSEWHERE: Final = frozenset(
     {"301", "307", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
@@ -134,7 +139,7 @@ class TryFailedError(Exception):
             return self._is_passing
         if self.code in _FULL or self.status in (501, 505, 507):
             return False
-        return self.code in _PASSING or self.status == 429 or self.status >= 500
+        return self.code in _PASSING or self.code == UNREADABLE or self.status == 429 or self.status >= 500
 
     @property
     def may_have_landed(self) -> bool:
@@ -144,13 +149,14 @@ class TryFailedError(Exception):
     @property
     def is_denied(self) -> bool:
         """Whether it was refused for who asked."""
-        if self.code in _FULL:
+        if self.code in _FULL or self.code == _ARCHIVED:
             return False
         return (
             self.status in (401, 403)
             or self.code in _DENIED
             or self.code in _EXPIRED
             or self.code == NO_CREDENTIALS
+            or (self.code == CREDENTIALS and not self._is_passing)
         )
 
     @property
@@ -160,8 +166,12 @@ class TryFailedError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """Whether the object is not there; an absent bucket or upload is another matter."""
-        return self.status == 404 and self.code not in ("NoSuchBucket", "NoSuchUpload")
+        """Whether the object is not there, in S3's own words.
+
+        Any other 404 (a gateway's page, an absent bucket, upload or access point, and what HEAD is answered,
+        which has no body) tells nothing of the object.
+        """
+        return self.status == 404 and self.code == "NoSuchKey"
 
     @property
     def is_gone_upload(self) -> bool:
@@ -219,8 +229,16 @@ def explain(
             f"{what}: there is no bucket {where.bucket} at {endpoint}; create it, or mend the root or the "
             "endpoint"
         )
-    if failure.is_absent:
+    if failure.is_absent and key is not None:
         return ObjectNotFoundError(f"{what} does not exist")
+    if failure.code == CREDENTIALS:
+        unsent = f"{what}: there are no credentials for {action} now: {failure.message}"
+        return StoreUnavailableError(unsent) if failure.is_passing else AccessDeniedError(unsent)
+    if failure.code == _ARCHIVED:
+        return StoreError(
+            f"{what}: the object is in an archive class and has to be restored before it can be read "
+            f"({answered}): aws s3api restore-object does, and takes hours; see which lifecycle rule moved it"
+        )
     if failure.code in _FULL or failure.status == 507:
         return StoreFullError(
             f"{what}: the server has no room left for it ({answered}); free some, or raise the quota, and "
@@ -258,6 +276,11 @@ def explain(
         return StoreUnavailableError(
             f"{what}: {action} was not sent any more ({_tries(given_up)}: {failure.message}); save again, "
             "with a longer deadline if the store is slow"
+        )
+    if failure.status == 404 and failure.code in _BARE:
+        return StoreUnavailableError(
+            f"{what}: {endpoint} answered {action} with a 404 that tells nothing of the object; see the "
+            "endpoint and the proxy"
         )
     if failure.code in _DIGESTS:
         return StoreUnavailableError(

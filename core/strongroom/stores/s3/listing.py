@@ -6,6 +6,7 @@ that consoles make (a key that ends in ``/``) out of everything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -16,10 +17,27 @@ from strongroom.stores.offers import Unfinished
 from strongroom.stores.s3.bucket import Bucket
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
-__all__ = ["abort", "delete_keys", "details", "info", "keys_under", "names", "outline", "uploads_under"]
+__all__ = [
+    "abort",
+    "delete",
+    "delete_keys",
+    "details",
+    "info",
+    "keys_under",
+    "names",
+    "outline",
+    "uploads_under",
+]
 
 _BATCH: Final = 1000
 """What one DeleteObjects takes (S3 API reference)."""
+_MOST_PAGES: Final = 100_000
+_MOST_EMPTY_PAGES: Final = 1000
+"""In a row: servers send some where they skip what is hidden."""
+_REFUSED_BATCHES: Final = ("InternalError", "InvalidRequest", "MalformedXML")
+"""What servers call a batch that they cannot read, since a key in it is nothing that XML can hold."""
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""No character of XML 1.0 (section 2.2), in which a batch is written."""
 _REFUSED_DELIMITERS: Final = ("InvalidArgument", "InvalidRequest", "NotImplemented")
 
 
@@ -93,6 +111,7 @@ def uploads_under(
     begins = bucket.where.key(prefix)
     found: list[Unfinished] = []
     markers: dict[str, Any] = {}
+    progress = _Progress(bucket)
     while True:
         page = bucket.must("list_multipart_uploads", Prefix=begins, **markers, **giving_up).fields
         for entry in page.get("Uploads") or []:
@@ -112,8 +131,7 @@ def uploads_under(
         }
         if not page.get("IsTruncated"):
             return found
-        if following == markers or not following["KeyMarker"]:
-            raise _endless(bucket)
+        progress.check(following["KeyMarker"] and tuple(following.values()), page.get("Uploads"))
         markers = following
 
 
@@ -136,12 +154,35 @@ def delete_keys(bucket: Bucket, keys: Sequence[str]) -> None:
     Raises:
         StoreError: some could not be removed.
     """
-    for start in range(0, len(keys), _BATCH):
-        batch = [{"Key": key} for key in keys[start : start + _BATCH]]
-        answer = bucket.must("delete_objects", Delete={"Objects": batch, "Quiet": True}).fields
+    alone = [key for key in keys if _NOT_XML.search(key)]
+    together = [key for key in keys if not _NOT_XML.search(key)]
+    for batch in (together[start : start + _BATCH] for start in range(0, len(together), _BATCH)):
+        listed = [{"Key": key} for key in batch]
+        try:
+            answer = bucket.ask("delete_objects", Delete={"Objects": listed, "Quiet": True}).fields
+        except GaveUpError as error:
+            if error.failure.code not in _REFUSED_BATCHES:
+                raise bucket.error(error, "delete_objects", None) from error.failure
+            alone += batch
+            continue
         errors = answer.get("Errors") or []
         if errors:
             raise _not_deleted(bucket, errors)
+    for key in alone:
+        delete(bucket, key.removeprefix(bucket.where.prefix))
+
+
+def delete(bucket: Bucket, key: str) -> None:
+    """Remove one object; absent is fine.
+
+    Raises:
+        StoreError: the server refused.
+    """
+    try:
+        bucket.ask("delete_object", key)
+    except GaveUpError as error:
+        if not error.failure.is_absent:
+            raise bucket.error(error, "delete_object", key) from error.failure
 
 
 def _folded_pages(bucket: Bucket, prefix: str, delimiter: str) -> Iterator[Mapping[str, Any]]:
@@ -162,6 +203,7 @@ def _folded_pages(bucket: Bucket, prefix: str, delimiter: str) -> Iterator[Mappi
 def _pages(bucket: Bucket, prefix: str, *, delimiter: str | None = None) -> Iterator[Mapping[str, Any]]:
     parameters = {"Prefix": prefix} | ({} if delimiter is None else {"Delimiter": delimiter})
     token: str | None = None
+    progress = _Progress(bucket)
     while True:
         page = bucket.must(
             "list_objects_v2", **parameters, **({} if token is None else {"ContinuationToken": token})
@@ -170,9 +212,35 @@ def _pages(bucket: Bucket, prefix: str, *, delimiter: str | None = None) -> Iter
         if not page.get("IsTruncated"):
             return
         following = page.get("NextContinuationToken")
-        if not following or following == token:
-            raise _endless(bucket)
+        progress.check(following, page.get("Contents") or page.get("CommonPrefixes"))
         token = str(following)
+
+
+class _Progress:
+    """Sees that a listing comes to an end: what stands before the bucket may make pages up for ever."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._seen: set[object] = set()
+        self._last: object = None
+        self._empty_pages = 0
+
+    def check(self, following: object, entries: Sequence[object] | None) -> None:
+        """Raise StoreError where there should be more and the page led nowhere.
+
+        Args:
+            following: where the next page begins.
+            entries: what was on this one.
+        """
+        self._empty_pages = 0 if entries else self._empty_pages + 1
+        leads_on = following and following not in self._seen and (not entries or entries[0] != self._last)
+        self._seen.add(following)
+        self._last = entries[0] if entries else self._last
+        if not leads_on or self._empty_pages > _MOST_EMPTY_PAGES or len(self._seen) > _MOST_PAGES:
+            raise StoreError(
+                f"{self._bucket.where.uri}: the server says again and again that there is more to list, and "
+                f"after {len(self._seen)} pages it leads nowhere; see the endpoint and the proxy"
+            )
 
 
 def _note(found: dict[str, ObjectInfo | None], name: str, entry: ObjectInfo | None, fold: str | None) -> None:
@@ -191,12 +259,6 @@ def _note(found: dict[str, ObjectInfo | None], name: str, entry: ObjectInfo | No
 def _nanoseconds(when: object) -> int:
     # Whole seconds: a HEAD tells no more, and what a listing says must be the same.
     return int(when.timestamp()) * 10**9 if isinstance(when, datetime) else 0
-
-
-def _endless(bucket: Bucket) -> StoreError:
-    return StoreError(
-        f"{bucket.where.uri}: the server says that there is more to list, and not where it begins"
-    )
 
 
 def _not_deleted(bucket: Bucket, errors: Sequence[Mapping[str, Any]]) -> StoreError:

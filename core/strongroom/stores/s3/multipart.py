@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strongroom.errors import AccessDeniedError, StoreError
+from strongroom.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from strongroom.stores.s3.bucket import Bucket, after
 from strongroom.stores.s3.creating import (
     CLEARING_TRIES,
@@ -209,7 +209,11 @@ class Multipart:
     def _stands(self) -> bool:
         """Whether anything stands at the key, told by writing alone: an empty object cannot be created there.
 
-        Where it can, this save fails, so what is left of that is part of nothing.
+        Where it can, this save fails, so what is left of that is part of nothing. And where an answer to that
+        was lost, what stands may be just this empty one, so the save fails as well.
+
+        Raises:
+            StoreError: it could not be told.
         """
         try:
             standing = create(self._bucket, self.key, bytearray(), write_id=self._bucket.draw_id())
@@ -218,6 +222,11 @@ class Multipart:
         if standing is Standing.OURS:
             remove_quietly(self._bucket, self.key)
             return False
+        if standing is Standing.UNTOLD:
+            raise StoreUnavailableError(
+                f"{self._bucket.where.name(self.key)}: whether it was made could not be found out, since "
+                "answers got lost and this identity may not look; save again"
+            )
         return True
 
     def _vanished(self) -> StoreError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -17,9 +18,11 @@ MAX_PARTS: Final = 10_000
 """Of one upload (same page)."""
 _MIB: Final = 1 << 20
 _MAX_PART_BYTES: Final = 1 << 30
+_SECRETS: Final = re.compile(r"^([^/@]*//)?.*@")
+"""A user and a password at the beginning of a URL, which need not have a scheme."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class S3Options:
     """How a bucket is reached, and how hard.
 
@@ -59,6 +62,12 @@ class S3Options:
     tries: int = 10
     patience_s: float = 120.0
 
+    def __repr__(self) -> str:
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.proxies is not None:
+            shown["proxies"] = {scheme: _without_password(url) for scheme, url in self.proxies.items()}
+        return f"S3Options({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def __post_init__(self) -> None:
         _check_range("part_bytes", self.part_bytes, MIN_PART_BYTES, _MAX_PART_BYTES)
         _check_range("parts_in_flight", self.parts_in_flight, 1, 256)
@@ -78,6 +87,10 @@ class S3Options:
             _check_endpoint(self.endpoint_url)
 
 
+def _without_password(url: str) -> str:
+    return _SECRETS.sub(r"\1***@", url)
+
+
 def _check_range(name: str, value: object, least: float, most: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # type: ignore[operator]
@@ -92,8 +105,8 @@ def _check_endpoint(url: str) -> None:
         host = None
     if not host or parts.scheme not in ("http", "https"):
         raise ConfigError(
-            f"S3Options.endpoint_url is https://HOST[:PORT], got {url!r:.200}; without one it is AWS, or "
-            "what AWS_ENDPOINT_URL_S3 says"
+            f"S3Options.endpoint_url is https://HOST[:PORT], got {_without_password(url)!r:.200}; without "
+            "one it is AWS, or what AWS_ENDPOINT_URL_S3 says"
         )
     if parts.username is not None:
         raise ConfigError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Reader", "open_reader", "read"]
 
+_MIB: Final = 1 << 20
 _RANGE: Final = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
 
 
@@ -36,7 +39,7 @@ def read(bucket: Bucket, key: str, *, limit_bytes: int) -> bytes:
                 # The rest is not fetched: the connection is dropped.
                 return length_bytes
             buffer = bytearray(length_bytes)
-            _fill(body, memoryview(buffer))
+            _fill(body, memoryview(buffer), _Patience.of(bucket, length_bytes))
             is_whole = True
         finally:
             body.close(is_whole=is_whole)
@@ -142,7 +145,8 @@ class S3Reader:
         filled = 0
         try:
             self._check_range(answer, begin, len(target))
-            filled = _fill(body, target, is_short_fine=True)
+            patience = _Patience.of(self._bucket, len(target))
+            filled = _fill(body, target, patience, is_short_fine=True)
         finally:
             body.close(is_whole=filled == len(target))
         return filled
@@ -173,7 +177,30 @@ class S3Reader:
         self.close()
 
 
-def _fill(body: Any, target: memoryview, *, is_short_fine: bool = False) -> int:
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a body may take as a whole: what drips never makes one wait too long.
+
+    Attributes:
+        until: by `monotonic`.
+    """
+
+    monotonic: Callable[[], float]
+    until: float
+
+    @classmethod
+    def of(cls, bucket: Bucket, length_bytes: int) -> _Patience:
+        """Two of the longest waits, and one more for each MiB."""
+        monotonic = bucket.patience.monotonic
+        waits = 2 + length_bytes / _MIB
+        return cls(monotonic, monotonic() + waits * bucket.options.read_timeout_s)
+
+    def check(self) -> None:
+        if self.monotonic() > self.until:
+            raise TryFailedError("the answer came too slowly, and was not waited for", code="TooSlow")
+
+
+def _fill(body: Any, target: memoryview, patience: _Patience, *, is_short_fine: bool = False) -> int:
     """Read a body into memory until that is full.
 
     Raises:
@@ -182,6 +209,7 @@ def _fill(body: Any, target: memoryview, *, is_short_fine: bool = False) -> int:
     filled = 0
     while filled < len(target):
         try:
+            patience.check()
             count = body.read_into(target[filled:])
         except TryFailedError:
             if is_short_fine and filled:

@@ -172,11 +172,7 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         check_key(key)
-        try:
-            self._bucket.ask("delete_object", key)
-        except GaveUpError as error:
-            if not error.failure.is_absent:
-                raise self._bucket.error(error, "delete_object", key) from error.failure
+        listing.delete(self._bucket, key)
 
     def delete_tree(self, prefix: str) -> None:
         prefix = check_prefix(prefix)

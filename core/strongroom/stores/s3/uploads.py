@@ -34,7 +34,7 @@ def resume(bucket: Bucket, key: str, *, length_bytes: int, token: str) -> S3Uplo
     try:
         found = _list_parts(bucket, key, token)
     except GaveUpError as error:
-        if error.failure.is_gone_upload or error.failure.status == 404:
+        if error.failure.is_gone_upload or error.failure.is_absent:
             return None
         raise bucket.error(error, "list_parts", key) from error.failure
     # It may have been begun by other options: the parts that stand say how long they are.
@@ -139,7 +139,7 @@ def _list_parts(bucket: Bucket, key: str, token: str) -> dict[int, SentPart]:
         following = page.get("NextPartNumberMarker")
         if not page.get("IsTruncated"):
             return found
-        if following is None or marker.get("PartNumberMarker") == int(following):
+        if following is None or int(following) <= marker.get("PartNumberMarker", 0):
             raise StoreError(
                 f"{bucket.where.name(key)}: the server says that there are more parts, and not where they "
                 "begin"

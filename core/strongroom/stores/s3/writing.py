@@ -193,6 +193,11 @@ class S3Writer:
             raise self._failure[0]
 
     def _refuse_ended(self) -> None:
+        if os.getpid() != self._pid:
+            # The threads that send its parts are the parent's: nobody here would ever see them end.
+            raise StoreError(
+                f"{self._name}: its writer was opened before a fork; write on in the process that opened it"
+            )
         self._raise_failure()
         if self._has_ended or self._given_up.is_set():
             raise StoreError(f"{self._name}: its writer has ended or failed before; nothing more is written")
