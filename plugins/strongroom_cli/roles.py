@@ -13,6 +13,7 @@ from strongroom.config import SYSTEM_CLOCK
 from strongroom.errors import ConfigError, FormatError
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
+from strongroom_cli.roles_arguments import ROLE_NAMES
 from strongroom_security.roles.comparing import Finding, Verdict
 from strongroom_security.roles.definitions import ROLES, definition
 from strongroom_security.roles.grants import APPROVERS_NEEDED, Grant, approve, read_grant, unapproved
@@ -42,9 +43,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _site(options: argparse.Namespace) -> Site:
-    tokens = (options.oidc_provider, options.audience, options.subject)
-    if any(tokens) and not all(tokens):
-        raise ConfigError("--oidc-provider, --audience and --subject belong together; give all three or none")
     return Site(
         bucket=options.bucket,
         prefix=options.prefix if options.prefix.endswith("/") else f"{options.prefix}/",
@@ -58,12 +56,41 @@ def _site(options: argparse.Namespace) -> Site:
         admin=options.admin,
         role_prefix=options.role_prefix,
         releases=options.releases if options.releases.endswith("/") else f"{options.releases}/",
-        oidc=Oidc(provider=tokens[0], audience=tokens[1], subject=tokens[2]) if all(tokens) else None,
+        oidc=_oidc(options),
         lock_days=options.lock_days,
         audit_lock_days=options.audit_lock_days,
         undelete_days=options.undelete_days,
         transitions=tuple(_transition(text) for text in options.transition),
     )
+
+
+def _oidc(options: argparse.Namespace) -> Oidc | None:
+    provider, audience = options.oidc_provider, options.audience
+    if not any((provider, audience, options.subject)):
+        return None
+    if provider is None or audience is None or not options.subject:
+        raise ConfigError("--oidc-provider, --audience and --subject belong together; give all three or none")
+    return Oidc(provider=provider, audience=audience, subjects=_subjects(options))
+
+
+def _subjects(options: argparse.Namespace) -> dict[str, str]:
+    """Whose token takes which role up: ``ROLE=SUB``, or ``SUB`` where one role alone is asked for."""
+    named = options.role if isinstance(options.role, list) else [options.role]
+    only = named[0] if len(set(named)) == 1 else None
+    found: dict[str, str] = {}
+    for text in options.subject:
+        role, is_given, subject = text.partition("=")
+        if not is_given or role not in ROLE_NAMES:  # a subject may hold '=', too
+            role, subject = only, text
+        if role is None:
+            raise ConfigError(
+                f"--subject: {text!r:.100} would take up every role, so that a trainer's token reads what it "
+                f"must not; give each role a subject of its own, as trainer-writer={text[:60]}"
+            )
+        if role in found:
+            raise ConfigError(f"--subject: {role} has two, {found[role]!r:.100} and {subject!r:.100}")
+        found[role] = subject
+    return found
 
 
 def _transition(text: str) -> Transition:

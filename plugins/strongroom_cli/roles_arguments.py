@@ -102,7 +102,14 @@ def _add_site(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--releases", metavar="PREFIX", default="releases/", help="of what is published")
     verb.add_argument("--oidc-provider", metavar="ARN", help="whose tokens roles are taken up by")
     verb.add_argument("--audience", metavar="TEXT", help="the token's aud")
-    verb.add_argument("--subject", metavar="TEXT", help="the token's sub, whole")
+    verb.add_argument(
+        "--subject",
+        metavar="ROLE=SUB",
+        action="append",
+        default=[],
+        help="the sub, whole, of the token that takes a role up; may be repeated, each role has another one "
+        "(SUB alone is for a single --role)",
+    )
     verb.add_argument(
         "--lock-days", metavar="N", type=int, default=7, help="no version goes before (default: 7)"
     )

@@ -58,7 +58,13 @@ class Failure:
         return f"{self.code}: {self.message}" if self.message else self.code
 
 
-def new_session(*, whom: str, profile: str | None = None, fetch: Fetch | None = None) -> Any:
+def new_session(
+    *,
+    whom: str,
+    profile: str | None = None,
+    fetch: Fetch | None = None,
+    before_each: Callable[[], None] | None = None,
+) -> Any:
     """A session of boto3.
 
     Args:
@@ -66,6 +72,7 @@ def new_session(*, whom: str, profile: str | None = None, fetch: Fetch | None = 
         profile: whose credentials; None: those that boto3 finds in this process.
         fetch: where credentials come from instead; called when they are first needed, and again whenever they
             are about to expire.
+        before_each: called before each request of every client of this session; what it raises its user gets.
 
     Raises:
         ConfigError: boto3 is not installed, or there is no such profile.
@@ -73,7 +80,7 @@ def new_session(*, whom: str, profile: str | None = None, fetch: Fetch | None = 
     boto3 = library("boto3", extra=_EXTRA, whom=whom)
     if fetch is None:
         try:
-            return boto3.session.Session(profile_name=profile)
+            return _asking_first(boto3.session.Session(profile_name=profile), before_each)
         except library("botocore.exceptions", extra=_EXTRA, whom=whom).ProfileNotFound as error:
             raise ConfigError(f"{whom}: {error}; see the file that AWS_CONFIG_FILE names") from None
     credentials = library("botocore.credentials", extra=_EXTRA, whom=whom)
@@ -86,7 +93,13 @@ def new_session(*, whom: str, profile: str | None = None, fetch: Fetch | None = 
 
     beneath = library("botocore.session", extra=_EXTRA, whom=whom).get_session()
     beneath.register_component("credential_provider", credentials.CredentialResolver([Fetched()]))
-    return boto3.session.Session(botocore_session=beneath)
+    return _asking_first(boto3.session.Session(botocore_session=beneath), before_each)
+
+
+def _asking_first(session: Any, before_each: Callable[[], None] | None) -> Any:
+    if before_each is not None:
+        session.events.register("before-call", lambda **_: before_each())
+    return session
 
 
 def client(

@@ -88,6 +88,8 @@ class ActAs:
             raise WrongMemberError(
                 _SECTION, "restore", f"the role {name} saves nothing; name its credentials by save alone"
             )
+        if self.restore is not None and not self.definition.restores_as_itself:
+            _check_apart(self.definition, self.save, self.restore)
         held = _held_grant(self.definition, run_id, grant, approvers, folder)
         put(self, "_grant", held)
         put(self, "run_id", run_id if held is None else held.grant.run)
@@ -97,7 +99,7 @@ class ActAs:
             launch=self.launch,
             save=self.save,
             restore=self.restore,
-            check=None if held is None else held.check,
+            ends=held,
         )
         put(self, "_acting", acting)
 
@@ -182,6 +184,18 @@ def _credentials(member: str, text: object, base: Path) -> Credentials:
         return Credentials.of(text, base=base)
     except ConfigError as error:
         raise WrongMemberError(_SECTION, member, str(error)) from None
+
+
+def _check_apart(role: Definition, save: Credentials, restore: Credentials) -> None:
+    """Where saving must not read, credentials that do both could not be let go of."""
+    is_one_role = save.takes_up_a_role and restore.takes_up_a_role and save.name == restore.name
+    if save == restore or is_one_role:
+        raise WrongMemberError(
+            _SECTION,
+            "restore",
+            f"{restore} saves as well, and what {role.name} restores by is let go of before the first save; "
+            f"name other credentials, or have the role recovery-reader-writer",
+        )
 
 
 def _held_grant(

@@ -29,6 +29,8 @@ Strongroom = Callable[..., Any]
 KEY = "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 BUCKET = ("--bucket", "checkpoints")
 ACCOUNT = ("--account", "111122223333")
+PROVIDER = "arn:aws:iam::111122223333:oidc-provider/tokens.example"
+TOKENS = (*BUCKET, *ACCOUNT, "--oidc-provider", PROVIDER, "--audience", "sts.amazonaws.com")
 GRANT = ("roles", "grant", "grant.json", "--run", "demo", "--who", "ann", "--reason", "KMS is down")
 
 
@@ -81,6 +83,35 @@ def test_all_documents_are_files_of_their_own_and_the_same_each_time(strongroom:
     assert json.loads(one["bucket.policy.json"]) == rendered["bucket.policy.json"]
 
 
+def test_each_role_is_taken_up_by_the_subject_that_is_given_for_it(strongroom: Strongroom) -> None:
+    subject = "tokens.example:sub"
+
+    def subjects(*arguments: str) -> dict[str, str]:
+        files = json.loads(strongroom("roles", "render", *TOKENS, *arguments).out)
+        trusts = {name.split(".")[0]: document for name, document in files.items() if ".trust." in name}
+        del trusts["break-glass"]  # it is people who take it up
+        return {
+            name: document["Statement"][0]["Condition"]["StringEquals"][subject]
+            for name, document in trusts.items()
+        }
+
+    two = ("--subject", "trainer-writer=job=7", "--subject", "validator-reader=ci")
+    assert subjects("--all", *two) == {"trainer-writer": "job=7", "validator-reader": "ci"}
+    alone = json.loads(strongroom("roles", "render", *TOKENS, "--role", "retention", "--subject", "a=b").out)
+    said = alone["retention.trust.json"]["Statement"][0]["Condition"]["StringEquals"]
+    assert said[subject] == "a=b"
+
+
+def test_retention_of_one_run_leaves_another_alone(strongroom: Strongroom, root: Path) -> None:
+    Path("strongroom.toml").write_text('[role]\nname = "retention"\nrun = "another"\n')
+    before = sorted(root.rglob("*"))
+    for more in ((), ("--dry-run",)):
+        done = strongroom("gc", root, "--keep-last", "1", *more, "--security", "strongroom.toml")
+        assert done.status == 4
+        assert "is of run demo, and the role retention is for run another" in done.err
+    assert sorted(root.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     (
@@ -91,6 +122,15 @@ def test_all_documents_are_files_of_their_own_and_the_same_each_time(strongroom:
         (("render", "--all", *BUCKET, *ACCOUNT, "--run", "*"), "--run: '*' is not a run id"),
         (("render", "--all", *BUCKET, *ACCOUNT, "--prefix", "runs/*"), "--prefix: expected folders"),
         (("render", "--all", *BUCKET, *ACCOUNT, "--audience", "a"), "belong together"),
+        (("render", "--all", *TOKENS, "--subject", "job"), "would take up every role"),
+        (("render", "--all", *TOKENS, "--subject", "retention=a", "--subject", "publisher=a"), "of its own"),
+        (("render", "--all", *TOKENS, "--subject", "retention=a", "--subject", "retention=b"), "has two"),
+        (("render", "--all", *TOKENS, "--subject", "break-glass=a"), "by people"),
+        (("check", *TOKENS, "--subject", "job"), "would take up every role"),
+        (
+            ("check", *TOKENS, "--role", "retention", "--role", "publisher", "--subject", "job"),
+            "would take up every role",
+        ),
         (("render", "--all", *BUCKET, *ACCOUNT, "--transition", "x:GLACIER"), "expected DAYS:CLASS"),
         (("render", "--all", *BUCKET, *ACCOUNT, "--transition", "9:TAPE"), "'TAPE' is none of"),
         (("render", "--all", *BUCKET, *ACCOUNT, "--out", "ann.pem"), "cannot be written"),
@@ -210,7 +250,7 @@ def test_a_grant_is_begun_approved_by_two_and_then_used(strongroom: Strongroom, 
         checkpointer.save(1, {"weights": torch.zeros(2)}).result()
     other = strongroom("ls", "other", "--security", policy)
     assert other.status == 4
-    assert "is of run other, and the grant of break-glass is for run demo" in other.err
+    assert "is of run other, and the role break-glass is for run demo; have another grant" in other.err
 
 
 def test_a_grant_is_not_written_over_another(strongroom: Strongroom) -> None:

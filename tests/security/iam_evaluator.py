@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
-__all__ = ["Request", "allows"]
+__all__ = ["Request", "allows", "trusts"]
 
 Policy = Mapping[str, Any]
 
@@ -81,6 +82,17 @@ def allows(
     return any(_says(policy, "Allow", request) for policy in identity)
 
 
+def trusts(trust: Policy, request: Request) -> bool:
+    """Whether a role's trust policy lets it be taken up; with tags, where the request has any."""
+    tags = sorted(key.rpartition("/")[2] for key in request.context if key.startswith("aws:RequestTag/"))
+    context = {**request.context, **({"aws:TagKeys": tags} if tags else {})}
+    actions = (request.action, *(["sts:TagSession"] if tags else []))
+    return all(
+        _says(trust, "Allow", replace(request, action=action, context=context), is_resources=True)
+        for action in actions
+    )
+
+
 def _says(policy: Policy, effect: str, request: Request, *, is_resources: bool = False) -> bool:
     assert policy["Version"] == "2012-10-17", policy
     return any(
@@ -96,7 +108,8 @@ def _applies(statement: Policy, request: Request, is_resources: bool) -> bool:
         return False
     if not any(_like(action.lower(), request.action.lower()) for action in _listed(statement["Action"])):
         return False
-    resources = [_filled(each, request) for each in _listed(statement["Resource"])]
+    # Who trusts is the role itself.
+    resources = [_filled(each, request) for each in _listed(statement.get("Resource", request.resource))]
     if not any(each is not None and _like(each, request.resource) for each in resources):
         return False
     return all(
@@ -109,8 +122,10 @@ def _applies(statement: Policy, request: Request, is_resources: bool) -> bool:
 def _is_meant(principal: Any, caller: str) -> bool:
     if principal == "*":
         return True
-    assert set(principal) == {"AWS"}, principal
-    return any(each in ("*", caller) for each in _listed(principal["AWS"]))
+    ((kind, named),) = principal.items()
+    assert kind in ("AWS", "Federated"), principal
+    account = f"{caller.rpartition(':')[0]}:root"
+    return any(each in ("*", caller, account) for each in _listed(named))
 
 
 def _holds(operator: str, key: str, wanted: list[str], request: Request) -> bool:
@@ -129,6 +144,10 @@ def _holds(operator: str, key: str, wanted: list[str], request: Request) -> bool
     assert len(found) == 1, (key, found)
     if operator in ("StringEquals", "Bool", "ArnEquals"):
         return found[0] in expected
+    if operator == "NumericLessThan":
+        return any(float(found[0]) < float(each) for each in expected)
+    if operator == "DateLessThan":
+        return any(datetime.fromisoformat(found[0]) < datetime.fromisoformat(each) for each in expected)
     if operator == "StringLike":
         return any(_like(each, found[0]) for each in expected)
     raise AssertionError(f"this evaluator does not know the operator {operator}")

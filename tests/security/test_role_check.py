@@ -318,7 +318,7 @@ def test_an_account_is_fine_once_the_documents_stand_and_each_drift_is_seen(at_s
         oidc=Oidc(
             provider=f"arn:aws:iam::{ACCOUNT}:oidc-provider/tokens.example",
             audience="sts.amazonaws.com",
-            subject="job",
+            subjects={role.name: f"job-{role.name}" for role in ROLES if not role.needs_grant},
         ),
     )
 

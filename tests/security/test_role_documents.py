@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iam_evaluator import Request, allows
+from iam_evaluator import Request, allows, trusts
 
 from strongroom import layout
 from strongroom.errors import ConfigError
@@ -44,7 +44,7 @@ RELEASE_KEY = f"arn:aws:kms:eu-central-1:{ACCOUNT}:key/4234abcd-12ab-34cd-56ef-1
 OIDC = Oidc(
     provider=f"arn:aws:iam::{ACCOUNT}:oidc-provider/tokens.example/ci",
     audience="sts.amazonaws.com",
-    subject="repo:lab/train:ref:refs/heads/main",
+    subjects={role.name: f"repo:lab/train:environment:{role.name}" for role in ROLES if not role.needs_grant},
 )
 SITE = Site(
     bucket="checkpoints",
@@ -347,8 +347,73 @@ def test_a_role_never_does_what_it_must_not_whatever_another_policy_gives_it() -
             # Nothing is said of what is not the checkpoints': a job's own data, say.
             ("s3:GetObject", "arn:aws:s3:::data/batch", True),
         ):
-            asked = Request(action=action, resource=resource, principal=arn(role.name))
+            named = {"kms:EncryptionContext:run": "run-a"} if action.startswith("kms:") else {}
+            asked = Request(action=action, resource=resource, principal=arn(role.name), context=named)
             assert allows(asked, identity=[identity_policy(role, SITE), wide]) == may, (role.name, action)
+
+
+@pytest.mark.parametrize("site", (SITE, ANY_RUN), ids=("one run", "the tag's run"))
+@pytest.mark.parametrize("role", sorted(ALL))
+def test_a_key_that_allows_a_role_by_itself_is_still_asked_for_one_run_alone(role: str, site: Site) -> None:
+    """A key's policy that names a role needs nothing of the role's own; so the role's own has to deny."""
+    identity = [identity_policy(definition(role), site)]
+    tags = {} if site.run else {RUN_TAG: "run-a"}
+    for action in ("kms:Encrypt", "kms:Decrypt", "kms:ReEncryptFrom"):
+        for run, tagged, may in (
+            ("run-a", tags, True),
+            ("run-b", tags, False),
+            ("run-a", {}, bool(site.run)),
+        ):
+            pairs = Context.of(run, NAME).pairs()
+            asked = Request(
+                action=action,
+                resource=KEY,
+                principal=arn(role),
+                context={
+                    **{f"kms:EncryptionContext:{name}": value for name, value in pairs.items()},
+                    "kms:EncryptionContextKeys": list(pairs),
+                },
+                tags=tagged,
+            )
+            key = wrap_key_policy(site)
+            by_key = allows(asked, identity=[], resource=key, resource_has_to_allow=True)
+            found = allows(asked, identity=identity, resource=key, resource_has_to_allow=True)
+            assert found == (by_key and may), (action, run, tagged)
+
+
+@pytest.mark.parametrize("policy", (wrap_key_policy(SITE), sign_key_policy(SITE)), ids=("wraps", "signs"))
+def test_nobody_gives_a_keys_rights_away_by_a_grant_of_kms(policy: Any) -> None:
+    wide = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "kms:*", "Resource": "*"}]}
+    for who in ("admin", "trainer-writer"):
+        asked = Request(action="kms:CreateGrant", resource=KEY, principal=arn(who))
+        assert not allows(asked, identity=[wide], resource=policy)
+    may = Request(action="kms:PutKeyPolicy", resource=KEY, principal=arn("admin"))
+    assert allows(may, identity=[], resource=policy, resource_has_to_allow=True)
+    allowed = [each for each in policy["Statement"] if each["Effect"] == "Allow"]
+    assert "kms:Create*" not in json.dumps(allowed)
+    assert "CreateGrant" not in json.dumps(allowed)
+
+
+def test_a_session_of_a_grant_allows_nothing_after_its_end() -> None:
+    session = session_policy(definition("break-glass"), SITE, ends_at="2026-11-30T10:00:00+00:00")
+    assert len(compact(session)) <= MAX_SESSION_CHARS
+    for action, resource, context in (
+        ("s3:GetObject", f"arn:aws:s3:::checkpoints/runs/run-a/{SHARD}", {}),
+        ("s3:ListBucket", "arn:aws:s3:::checkpoints", {"s3:prefix": "runs/run-a/"}),
+        ("kms:Decrypt", KEY, {"kms:EncryptionContext:run": "run-a"}),
+    ):
+        for at, may in (("2026-11-30T09:59:59+00:00", True), ("2026-11-30T10:00:00+00:00", False)):
+            asked = Request(
+                action=action,
+                resource=resource,
+                principal=arn("break-glass"),
+                context={**context, "aws:CurrentTime": at},
+            )
+            wide = {
+                "Version": "2012-10-17",
+                "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}],
+            }
+            assert allows(asked, identity=[wide], session=session) == may, (action, at)
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -388,7 +453,7 @@ def test_a_role_is_taken_up_by_one_jobs_token_for_an_hour() -> None:
     assert statement["Action"] == "sts:AssumeRoleWithWebIdentity"
     assert statement["Condition"]["StringEquals"] == {
         "tokens.example/ci:aud": "sts.amazonaws.com",
-        "tokens.example/ci:sub": "repo:lab/train:ref:refs/heads/main",
+        "tokens.example/ci:sub": "repo:lab/train:environment:trainer-writer",
     }
     assert role_settings(definition("trainer-writer"), site)["MaxSessionDuration"] == SESSION_S == 3600
     # Where policies go by the session's tag, a token without it is refused.
@@ -403,9 +468,58 @@ def test_a_role_is_taken_up_by_one_jobs_token_for_an_hour() -> None:
 def test_break_glass_is_taken_up_with_a_second_factor() -> None:
     trust = trust_policy(definition("break-glass"), SITE)
     assert trust is not None
-    (statement,) = trust["Statement"]
-    assert statement["Condition"]["Bool"] == {"aws:MultiFactorAuthPresent": "true"}
-    assert statement["Condition"]["NumericLessThan"] == {"aws:MultiFactorAuthAge": "3600"}
+    for statement in trust["Statement"]:
+        assert statement["Condition"]["Bool"] == {"aws:MultiFactorAuthPresent": "true"}
+        assert statement["Condition"]["NumericLessThan"] == {"aws:MultiFactorAuthAge": "3600"}
+
+
+def take_up(trust: Any, *, run: str | None, age_s: int = 60) -> bool:
+    """Whether somebody of the account may take a role up, with a second factor, and a tag of a run."""
+    context = {"aws:MultiFactorAuthPresent": "true", "aws:MultiFactorAuthAge": str(age_s)}
+    if run is not None:
+        context[f"aws:RequestTag/{RUN_TAG}"] = run
+    asked = Request(
+        action="sts:AssumeRole",
+        resource=arn("break-glass"),
+        principal=f"arn:aws:iam::{ACCOUNT}:user/carol",
+        context=context,
+    )
+    return trusts(trust, asked)
+
+
+def test_break_glass_works_without_a_run_and_with_one() -> None:
+    """A client tags the session with the run of its grant; without a run in the documents it has to."""
+    role = definition("break-glass")
+    any_run, one_run = trust_policy(role, ANY_RUN), trust_policy(role, SITE)
+    assert take_up(any_run, run="run-a")
+    assert not take_up(any_run, run=None)
+    assert not take_up(any_run, run="run-a", age_s=4000)
+    assert take_up(one_run, run="run-a")
+    assert take_up(one_run, run=None)
+    assert not take_up(one_run, run="run-b")
+    tags = {RUN_TAG: "run-a"}
+    assert s3("break-glass", "GetObject", SHARD, site=ANY_RUN, tags=tags)
+    assert not s3("break-glass", "GetObject", SHARD, run="run-b", site=ANY_RUN, tags=tags)
+    assert kms("break-glass", "Decrypt", site=ANY_RUN, tags=tags)
+
+
+def test_each_role_is_taken_up_by_another_subject() -> None:
+    site = Site(bucket="checkpoints", run="run-a", account=ACCOUNT, oidc=OIDC)
+    for role, subject in OIDC.subjects.items():
+        for other in ROLES:
+            asked = Request(
+                action="sts:AssumeRoleWithWebIdentity",
+                resource=arn(other.name),
+                principal=OIDC.provider,
+                context={"tokens.example/ci:aud": OIDC.audience, "tokens.example/ci:sub": subject},
+            )
+            trust = trust_policy(other, site)
+            assert trust is not None
+            assert trusts(trust, asked) == (other.name == role)
+    only = Oidc(provider=OIDC.provider, audience=OIDC.audience, subjects={"retention": "cron"})
+    without = Site(bucket="checkpoints", run="run-a", account=ACCOUNT, oidc=only)
+    assert trust_policy(definition("retention"), without) is not None
+    assert trust_policy(definition("trainer-writer"), without) is None
 
 
 def test_terraform_refers_to_files_that_are_written() -> None:
@@ -497,11 +611,14 @@ def test_a_name_that_is_none_or_would_widen_a_policy_is_refused(members: Any, to
     (
         ({"provider": "https://tokens.example"}, "--oidc-provider"),
         ({"audience": "*"}, "--audience"),
-        ({"subject": "repo:lab/*"}, "--subject"),
+        ({"subjects": {"retention": "repo:lab/*"}}, "--subject"),
+        ({"subjects": {"retention": "a", "publisher": "a"}}, "a token of either takes up both"),
+        ({"subjects": {"break-glass": "a"}}, "taken up by people"),
+        ({"subjects": {"root": "a"}}, "there is no role"),
     ),
 )
 def test_whose_tokens_count_is_said_without_wildcards(members: Any, told: str) -> None:
-    usual = {"provider": OIDC.provider, "audience": OIDC.audience, "subject": OIDC.subject}
+    usual = {"provider": OIDC.provider, "audience": OIDC.audience, "subjects": OIDC.subjects}
     with pytest.raises(ConfigError, match=told):
         Oidc(**{**usual, **members})
 

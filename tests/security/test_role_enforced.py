@@ -74,6 +74,13 @@ class Stage:
         )
         return self.assume(arn)
 
+    def taken_up(self, *statements: Mapping[str, Any]) -> str:
+        """A role that anybody of the account takes up with the tag of a run, as clients here do."""
+        trusted = statement(
+            ["sts:AssumeRole", "sts:TagSession"], None, Principal={"AWS": f"arn:aws:iam::{ACCOUNT}:root"}
+        )
+        return self.server.role(*statements, trust={"Version": "2012-10-17", "Statement": [trusted]})
+
     def assume(self, arn: str, session: str | None = None) -> Identity:
         """A session of a role, narrowed by the policy that is given."""
         narrowed = json.loads(session)["Statement"] if session else []
@@ -257,7 +264,8 @@ def without_contexts(policy: dict[str, Any]) -> str:
     for each in said["Statement"]:
         if each["Sid"] == "Keys":
             del each["Condition"]
-    return compact(said)
+    unknown = ("NeverForAnotherRun", "NeverWithoutARun")
+    return compact({**said, "Statement": [each for each in said["Statement"] if each["Sid"] not in unknown]})
 
 
 @pytest.mark.parametrize("role", sorted(ALL))
@@ -311,12 +319,9 @@ def test_a_trainer_restores_by_other_credentials_which_it_lets_go_of(
     stage: Stage, job: Callable[[Identity], None]
 ) -> None:
     """Both roles are broader than they should be: a session's policy narrows each to its run and duty."""
-    broad = stage.server.role(statement(["s3:*", "kms:*"], "*"))
-    job(stage.server.user(statement("sts:AssumeRole", "*")))
-    role = ActAs(name="trainer-writer", run="run-a", save=f"role:{broad}", restore=f"role:{broad}")
-    # Named twice the same, there is nothing to let go of; so restoring has a role of its own.
-    assert not role._acting.has_two
-    other = stage.server.role(statement(["s3:*", "kms:*"], "*"))
+    broad = stage.taken_up(statement(["s3:*", "kms:*"], "*"))
+    job(stage.server.user(statement(["sts:AssumeRole", "sts:TagSession"], "*")))
+    other = stage.taken_up(statement(["s3:*", "kms:*"], "*"))
     role = ActAs(name="trainer-writer", run="run-a", save=f"role:{broad}", restore=f"role:{other}")
     restore, save = role.open(stage.uri(), Duty.RESTORE), role.open(stage.uri(), Duty.SAVE)
     assert restore.read(NAME.commit_key, limit_bytes=100) == b"stored"
@@ -355,7 +360,7 @@ def test_another_runs_root_is_no_root_of_a_role_that_is_narrowed(
     stage: Stage, job: Callable[[Identity], None]
 ) -> None:
     broad = stage.server.role(statement("s3:*", "*"))
-    job(stage.server.user(statement("sts:AssumeRole", "*")))
+    job(stage.server.user(statement(["sts:AssumeRole", "sts:TagSession"], "*")))
     role = ActAs(name="validator-reader", run="run-a", save=f"role:{broad}")
     with pytest.raises(ConfigError, match=r"the role validator-reader is for the run run-a"):
         role.open(stage.uri("run-b"), Duty.RESTORE)
@@ -377,7 +382,7 @@ def test_a_key_is_asked_by_the_credentials_of_each_duty(
     """Sealing by the role for saving, opening by that for restoring, until that one is let go of."""
     wraps = stage.server.role(statement("kms:Encrypt", key))
     opens = stage.server.role(statement("kms:Decrypt", key))
-    job(stage.server.user(statement("sts:AssumeRole", "*")))
+    job(stage.server.user(statement(["sts:AssumeRole", "sts:TagSession"], "*")))
     recipient = AwsKms(key)
     policy = SecurityPolicy(
         seal=Seal(recipients=[recipient]),
@@ -414,7 +419,8 @@ def federated(stage: Stage) -> Iterator[tuple[str, Oidc]]:
     provider = iam.create_open_id_connect_provider(
         Url=f"https://{host}", ClientIDList=["sts.amazonaws.com"], ThumbprintList=["0" * 40]
     )["OpenIDConnectProviderArn"]
-    oidc = Oidc(provider=provider, audience="sts.amazonaws.com", subject="repo:lab/train:main")
+    subjects = {"validator-reader": "repo:lab/train:main", "trainer-writer": "repo:lab/train:trainer"}
+    oidc = Oidc(provider=provider, audience="sts.amazonaws.com", subjects=subjects)
     site = Site(
         bucket=stage.site.bucket,
         run="run-a",
@@ -442,9 +448,20 @@ def test_a_role_is_taken_up_by_one_jobs_token_and_by_no_other(
 ) -> None:
     arn, oidc = federated
     job(stage.server.user())
-    usual = {"iss": f"https://{oidc.issuer}", "sub": oidc.subject, "aud": oidc.audience, "exp": 4_000_000_000}
+    usual = {
+        "iss": f"https://{oidc.issuer}",
+        "sub": oidc.subjects["validator-reader"],
+        "aud": oidc.audience,
+        "exp": 4_000_000_000,
+    }
     path = tmp_path / "token"
-    for wrong in ({"sub": "repo:lab/other:main"}, {"aud": "another"}, {"sub": "repo:lab/train:main2"}):
+    trainer = {"sub": oidc.subjects["trainer-writer"]}
+    for wrong in (
+        trainer,
+        {"sub": "repo:lab/other:main"},
+        {"aud": "another"},
+        {"sub": "repo:lab/train:main2"},
+    ):
         path.write_text(token(**{**usual, **wrong}))
         role = ActAs(name="validator-reader", run="run-a", save=f"web-identity:{arn};token={path}")
         with pytest.raises(AccessDeniedError, match="cannot be had"):
@@ -470,7 +487,7 @@ def test_a_run_is_saved_read_rotated_and_thinned_out_each_by_the_role_for_it(
     uri = f"s3://{site.bucket}/runs/{run}"
 
     def make(name: str) -> str:
-        arn = stage.server.role()
+        arn = stage.taken_up()
         stage.server.client("iam").put_role_policy(
             RoleName=arn.rpartition("/")[2],
             PolicyName="rendered",
@@ -499,7 +516,7 @@ def test_a_run_is_saved_read_rotated_and_thinned_out_each_by_the_role_for_it(
         checkpointer.save(3, {"weights": torch.zeros(4)}).result()
 
     # The job itself may do nothing but take the two roles up.
-    job(stage.server.user(statement("sts:AssumeRole", "*")))
+    job(stage.server.user(statement(["sts:AssumeRole", "sts:TagSession"], "*")))
     save, restore = make("trainer-writer"), make("recovery-reader-writer")
     resumes = SecurityPolicy(
         seal=Seal(recipients=["file:kek.key"], base=tmp_path),

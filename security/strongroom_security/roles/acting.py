@@ -11,19 +11,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from strongroom import layout
-from strongroom.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
-from strongroom.manifest import RUN_BOUNDS, Run
+from strongroom.errors import AccessDeniedError, ConfigError
 from strongroom.roles import Duty, Operation
 from strongroom.stores.base import Store
-from strongroom.stores.limited import LimitedStore, limited
+from strongroom.stores.limited import LimitedStore, limited, unlimited
+from strongroom.stores.local import LocalStore
+from strongroom.stores.memory import MemoryStore
 from strongroom.stores.open import open_store
-from strongroom_security.roles.credentials import Credentials, Held
+from strongroom_security.roles.binding import RunBinding
+from strongroom_security.roles.credentials import Credentials, Ends, Held
 from strongroom_security.roles.definitions import Definition, Rights, who_may
 from strongroom_security.roles.documents import compact, session_policy
 from strongroom_security.roles.site import Site
+
+if TYPE_CHECKING:
+    from strongroom.stores.s3 import S3Options
 
 __all__ = ["ActingRole"]
 
@@ -48,8 +52,7 @@ class ActingRole:
         launch: the number of this writer's turn; None: nothing says.
         save: by whose credentials it saves, and whatever else follows from that.
         restore: by whose it restores; None: by the same.
-        check: called before a store is opened; raises where the role must not be used now. None: nothing is
-            asked.
+        ends: when the role must not be used any more, as a grant says; None: it has no end.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class ActingRole:
         launch: int | None = None,
         save: Credentials | None = None,
         restore: Credentials | None = None,
-        check: Callable[[], None] | None = None,
+        ends: Ends | None = None,
     ) -> None:
         self.definition: Final = definition
         self.run_id: Final = run
@@ -68,9 +71,10 @@ class ActingRole:
         own = save or Credentials()
         self.credentials: Final = {Duty.SAVE: own, Duty.RESTORE: restore or own}
         self._restores_apart: Final = restore is not None
-        self._check = check
+        self._ends = ends
         self._lock = threading.Lock()
         self._held: dict[tuple[Duty | None, str], Held] = {}
+        self._own: weakref.WeakSet[LimitedStore] = weakref.WeakSet()
         self._opened: weakref.WeakSet[LimitedStore] = weakref.WeakSet()
         self._told: list[Callable[[], None]] = []
         self._is_dropped = False
@@ -96,18 +100,31 @@ class ActingRole:
         """See `strongroom.roles.Role.open`.
 
         Raises:
-            ConfigError: the root is none, its folder is not its run's, or there are no such credentials.
-            FormatError: a grant is needed, and the root does not say which run it is.
-            AccessDeniedError: the credentials were let go of, or refused, or no grant allows it.
+            ConfigError: the root is none, its folder in a bucket is not the role's run's, there are no such
+                credentials, or the root is a store that cannot be made to go by them.
+            FormatError: what says which run the root is is malformed.
+            AccessDeniedError: the root is another run's, no grant allows it, or the credentials were let go
+                of, or refused.
             StoreUnavailableError: who gives credentials was out of reach.
         """
-        if self._check is not None:
-            self._check()
-        is_s3 = isinstance(root, str) and root[: len(_S3)].lower() == _S3
-        store = self._open_s3(str(root), duty) if is_s3 else open_store(root)
-        if self.definition.needs_grant:
-            self._check_run(store)
-        opened = limited(store, lambda operation, key: self._rule(store.uri, operation, key, duty))
+        self._check_time()
+        store = self._store(root, duty)
+        binding = RunBinding(
+            unlimited(store),
+            self.run_id,
+            whom=f"the role {self.name}",
+            has_grant=self.definition.needs_grant,
+        )
+        binding.check()
+
+        def rule(operation: Operation, key: str) -> None:
+            self._check_time()
+            self._rule(store.uri, operation, key, duty)
+            if operation is Operation.READ:
+                binding.check_reading(key)
+
+        opened = limited(store, rule)
+        self._own.add(opened)
         if duty is Duty.RESTORE:
             with self._lock:
                 if self._is_dropped:
@@ -115,17 +132,40 @@ class ActingRole:
                 self._opened.add(opened)
         return opened
 
-    def _check_run(self, store: Store) -> None:
-        """A grant is for one run, and whoever uses it may be let into more by the storage."""
-        try:
-            data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
-        except ObjectNotFoundError:
-            return  # an empty root has nothing to read
-        run = Run.decode(data, layout.RUN).run
-        if run != self.run_id:
-            raise AccessDeniedError(
-                f"{store.uri} is of run {run}, and the grant of {self.name} is for run {self.run_id}; have "
-                f"another one approved"
+    def _check_time(self) -> None:
+        if self._ends is not None:
+            self._ends.check()
+
+    def _store(self, root: str | os.PathLike[str] | Store, duty: Duty) -> Store:
+        """The store at a root, by the credentials of a duty, whatever a root that is a store goes by."""
+        if isinstance(root, str) and root[: len(_S3)].lower() == _S3:
+            return self._open_s3(root, duty)
+        store = open_store(root)
+        if isinstance(store, (LocalStore, MemoryStore)):
+            return store  # no credentials of AWS open these
+        if isinstance(store, LimitedStore) and store in self._own:
+            return store  # it has its duty's
+        if store.uri[: len(_S3)].lower() == _S3:
+            self._check_folder(store.uri)
+        if not self._names_credentials:
+            return store
+        from strongroom.stores.s3 import S3Store
+
+        if type(store) is not S3Store:
+            raise ConfigError(
+                f"{store.uri}: [role] names credentials, and a root that is a {type(store).__name__} goes by "
+                f"its own; give the root's URI, or an S3Store"
+            )
+        return self._open_s3(store.uri, duty, store.options)
+
+    def _check_folder(self, uri: str) -> None:
+        """In a bucket a run is where its name says: what stands there is not always to be read."""
+        bucket, _, path = uri[len(_S3) :].partition("/")
+        folder = path.rstrip("/").rpartition("/")[2]
+        if self.run_id is not None and folder != self.run_id:
+            raise ConfigError(
+                f"{uri}: the role {self.name} is for the run {self.run_id}, and a root in a bucket is the "
+                f"folder of that name; make the root {_S3}{bucket}/runs/{self.run_id}"
             )
 
     def _rule(self, uri: str, operation: Operation, key: str, duty: Duty) -> None:
@@ -173,15 +213,21 @@ class ActingRole:
         Raises:
             AccessDeniedError, ConfigError, StoreUnavailableError: as `open`.
         """
-        if not self.has_two and self.credentials[duty] == Credentials():
+        self._check_time()
+        if not self._names_credentials and self._ends is None:
             return None
         return self._hold(duty, _ANY, whom=f"the role {self.name}")
 
-    def _open_s3(self, uri: str, duty: Duty) -> Store:
+    @property
+    def _names_credentials(self) -> bool:
+        return any(each != Credentials() for each in self.credentials.values())
+
+    def _open_s3(self, uri: str, duty: Duty, options: S3Options | None = None) -> Store:
+        self._check_folder(uri)
         session = self._hold(duty, self._site(uri) if self._narrows(duty) else _ANY, whom=uri)
         from strongroom.stores.s3 import S3Store
 
-        store: Store = S3Store(uri, session=session)
+        store: Store = S3Store(uri, options=options, session=session)
         return store
 
     def _hold(self, duty: Duty, site: Site, *, whom: str) -> Any:
@@ -196,6 +242,8 @@ class ActingRole:
                 held = self._held[key] = Held(
                     self.credentials[duty],
                     name=f"strongroom-{self.name}",
+                    run=self.run_id,
+                    ends=self._ends,
                     policy=self._narrowed(site, part) if self._narrows(duty) else None,
                     whom=whom,
                 )
@@ -206,7 +254,8 @@ class ActingRole:
         return self.credentials[duty].takes_up_a_role and self.run_id is not None
 
     def _narrowed(self, site: Site, duty: Duty | None) -> str:
-        return compact(session_policy(self.definition, replace(site, run=self.run_id), duty))
+        ends_at = None if self._ends is None else self._ends.when
+        return compact(session_policy(self.definition, replace(site, run=self.run_id), duty, ends_at=ends_at))
 
     def _site(self, uri: str) -> Site:
         """What a root's URI says; a session is narrowed to a folder that is named by the run's id."""

@@ -22,13 +22,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from strongroom.errors import AccessDeniedError, ConfigError, StoreUnavailableError
 from strongroom_security import aws
 from strongroom_security.roles.documents import SESSION_S
+from strongroom_security.roles.site import RUN_TAG
 
-__all__ = ["Credentials", "Held"]
+__all__ = ["Credentials", "Ends", "Held"]
 
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}")
 _PROFILE = re.compile(r"[^\s:;]{1,128}")
@@ -39,6 +40,10 @@ _EXPECTED: Final = "expected 'env', 'profile:NAME', 'role:ARN' or 'web-identity:
 _CONNECT_S: Final = 5.0
 _READ_S: Final = 15.0
 _TRIES: Final = 4
+
+_MIN_SESSION_S: Final = 900
+_MARGIN_S: Final = 900
+"""boto3 fetches anew what ends within 15 minutes. A shorter session would be fetched for each request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,20 @@ class Credentials:
         return f"{self.kind}:{self.name}" if self.name else self.kind
 
 
+class Ends(Protocol):
+    """An end of the time in which credentials may be used; a grant is one."""
+
+    @property
+    def when(self) -> str:
+        """The end, as policies of AWS spell it: ``2026-11-30T10:00:00Z``."""
+
+    def remaining_s(self) -> float:
+        """Seconds until then; 0 or less: it is over."""
+
+    def check(self) -> None:
+        """Raises `AccessDeniedError` where it is over."""
+
+
 class Held:
     """A session by these credentials, until it is let go of.
 
@@ -97,13 +116,27 @@ class Held:
         name: what a session of a role is called, in the logs of AWS.
         policy: narrows a session of a role; None: it is not narrowed.
         whom: who needs it, for errors.
+        run: the run that a session of a role is tagged with; None: nothing says. A token brings its tags
+            along.
+        ends: after which nothing is fetched and nothing asked; None: it has no end.
 
     Raises:
         ConfigError: boto3 is not installed, or there is no such profile or token file.
     """
 
-    def __init__(self, credentials: Credentials, *, name: str, policy: str | None, whom: str) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        name: str,
+        policy: str | None,
+        whom: str,
+        run: str | None = None,
+        ends: Ends | None = None,
+    ) -> None:
         self.credentials: Final = credentials
+        self._run = run
+        self._ends = ends
         self._whom = whom
         self._name = name
         self._policy = policy
@@ -115,6 +148,7 @@ class Held:
             whom=whom,
             profile=credentials.name if credentials.kind == "profile" else None,
             fetch=self._take_up if credentials.takes_up_a_role else None,
+            before_each=None if ends is None else ends.check,
         )
 
     @property
@@ -166,10 +200,12 @@ class Held:
         with self._lock:
             if self._dropped_because:
                 raise AccessDeniedError(f"{self._whom}: {self._dropped_because}")
+        if self._ends is not None:
+            self._ends.check()
         asked: dict[str, Any] = {
             "RoleArn": self.credentials.name,
             "RoleSessionName": self._name,
-            "DurationSeconds": SESSION_S,
+            "DurationSeconds": self._duration_s(),
         }
         if self._policy is not None:
             asked["Policy"] = self._policy
@@ -186,6 +222,8 @@ class Held:
             call, asked["WebIdentityToken"] = sts.assume_role_with_web_identity, self._token()
         else:
             call = sts.assume_role
+            if self._run is not None:
+                asked["Tags"] = [{"Key": RUN_TAG, "Value": self._run}]
         answer, failure = aws.once(call, asked, whom=self._whom)
         if failure is not None:
             raise self._meaning(failure)
@@ -196,6 +234,12 @@ class Held:
             "token": given["SessionToken"],
             "expiry_time": given["Expiration"].isoformat(),
         }
+
+    def _duration_s(self) -> int:
+        """For how long a session is asked for; that it allows nothing after the end its policy says."""
+        if self._ends is None:
+            return SESSION_S
+        return max(_MIN_SESSION_S, min(SESSION_S, int(self._ends.remaining_s()) + _MARGIN_S))
 
     def _token(self) -> str:
         # Read each time: who keeps it fresh puts a new one in its place.
@@ -222,7 +266,8 @@ class Held:
         if failure.code in ("NoCredentials", "Configuration"):
             return ConfigError(told)
         return AccessDeniedError(
-            f"{told}; see the role's trust policy, and that the token or key that takes it up has not expired"
+            f"{told}; see the role's trust policy (sts:TagSession, too, where the run is known), and "
+            f"that the token or key that takes it up has not expired"
         )
 
     def __repr__(self) -> str:

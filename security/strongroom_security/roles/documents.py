@@ -19,6 +19,7 @@ from strongroom_security.roles.site import RUN_TAG, Site
 
 __all__ = [
     "CONTEXT_KEYS",
+    "KEY_USES",
     "MAX_IDENTITY_CHARS",
     "MAX_SESSION_CHARS",
     "SESSION_S",
@@ -44,6 +45,9 @@ CONTEXT_KEYS: Final = tuple(
     Context(run="r", launch=1, step=0, attempt="0" * 16, path="00000-00.safetensors").pairs()
 )
 """The names in an encryption context, as they are sent."""
+
+KEY_USES: Final = ("kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey*", "kms:ReEncrypt*")
+"""Everything that a key which wraps can be asked for in the name of a context."""
 
 _VERSION: Final = Context(run="r", launch=1, step=0, attempt="0" * 16).pairs()["strongroom"]
 
@@ -72,11 +76,14 @@ def identity_policy(role: Definition, site: Site) -> Json:
     return _short_enough(policy(statements), MAX_IDENTITY_CHARS, f"the identity policy of {role.name}")
 
 
-def session_policy(role: Definition, site: Site, duty: Duty | None = None) -> Json:
+def session_policy(
+    role: Definition, site: Site, duty: Duty | None = None, *, ends_at: str | None = None
+) -> Json:
     """What narrows a session to one run, however broad the role that is taken up: to allow, both have to.
 
     Args:
         duty: what the session is for; None: for all that the role does.
+        ends_at: from when on it allows nothing, as ``2026-11-30T10:00:00Z``; None: it ends with the session.
 
     Raises:
         ConfigError: no run is named, or it is longer than STS takes.
@@ -86,6 +93,9 @@ def session_policy(role: Definition, site: Site, duty: Duty | None = None) -> Js
     rights = role.rights if duty is None else role.of(duty)
     allowed = [*_storage(role, rights, site), *_session_keys(role, rights, site)]
     statements = [{name: each for name, each in one.items() if name != "Sid"} for one in allowed]
+    if ends_at is not None:
+        ends = {"DateLessThan": {"aws:CurrentTime": ends_at}}
+        statements = [{**each, "Condition": {**each.get("Condition", {}), **ends}} for each in statements]
     return _short_enough(policy(statements), MAX_SESSION_CHARS, f"the session policy of {role.name}")
 
 
@@ -97,48 +107,54 @@ def trust_policy(role: Definition, site: Site) -> Json | None:
     """
     if role.needs_grant:
         # People, each with a second factor that is fresh. Whose grant it is, the client holds them to.
+        people = {"AWS": f"arn:{site.partition}:iam::{site.known_account}:root"}
+        factor: Json = {
+            "Bool": {"aws:MultiFactorAuthPresent": "true"},
+            "NumericLessThan": {"aws:MultiFactorAuthAge": str(SESSION_S)},
+        }
+        # A client tags the session with the grant's run (`strongroom_security.roles.credentials`).
         return policy(
-            [
-                {
-                    "Sid": "PeopleWithASecondFactor",
-                    "Effect": "Allow",
-                    "Principal": {"AWS": f"arn:{site.partition}:iam::{site.known_account}:root"},
-                    "Action": "sts:AssumeRole",
-                    "Condition": {
-                        "Bool": {"aws:MultiFactorAuthPresent": "true"},
-                        "NumericLessThan": {"aws:MultiFactorAuthAge": str(SESSION_S)},
-                    },
-                }
-            ]
+            _taken_up("PeopleWithASecondFactor", people, "sts:AssumeRole", factor, site, is_tagged=True)
         )
-    if site.oidc is None:
+    subject = None if site.oidc is None else site.oidc.subjects.get(role.name)
+    if site.oidc is None or subject is None:
         return None
     issuer = site.oidc.issuer
-    condition: Json = {
-        "StringEquals": {f"{issuer}:aud": site.oidc.audience, f"{issuer}:sub": site.oidc.subject}
+    condition: Json = {"StringEquals": {f"{issuer}:aud": site.oidc.audience, f"{issuer}:sub": subject}}
+    action, job = "sts:AssumeRoleWithWebIdentity", {"Federated": site.oidc.provider}
+    return policy(_taken_up("OneJobByItsToken", job, action, condition, site, is_tagged=site.run is None))
+
+
+def _taken_up(
+    sid: str, principal: Json, action: str, condition: Json, site: Site, *, is_tagged: bool
+) -> list[Json]:
+    """Who may take a role up under which conditions; and with which tag, where sessions have one."""
+    taken_up: Json = {
+        "Sid": sid,
+        "Effect": "Allow",
+        "Principal": principal,
+        "Action": action,
+        "Condition": condition,
     }
-    statements: list[Json] = [
-        {
-            "Sid": "OneJobByItsToken",
-            "Effect": "Allow",
-            "Principal": {"Federated": site.oidc.provider},
-            "Action": "sts:AssumeRoleWithWebIdentity",
-            "Condition": condition,
-        }
-    ]
+    if not is_tagged:
+        return [taken_up]
+    tag = f"aws:RequestTag/{RUN_TAG}"
     if site.run is None:
         # The policies go by the tag. A session without one could do nothing, and is refused to begin with.
-        statements.append(
-            {
-                "Sid": "TaggedWithItsRun",
-                "Effect": "Allow",
-                "Principal": {"Federated": site.oidc.provider},
-                "Action": "sts:TagSession",
-                "Condition": {**condition, "ForAllValues:StringEquals": {"aws:TagKeys": [RUN_TAG]}},
-            }
-        )
-        statements[0]["Condition"] = {**condition, "Null": {f"aws:RequestTag/{RUN_TAG}": "false"}}
-    return policy(statements)
+        taken_up["Condition"] = {**condition, "Null": {tag: "false"}}
+        tagged: Json = condition
+    else:
+        tagged = {**condition, "StringEquals": {**condition.get("StringEquals", {}), tag: site.run}}
+    return [
+        taken_up,
+        {
+            "Sid": "TaggedWithItsRun",
+            "Effect": "Allow",
+            "Principal": principal,
+            "Action": "sts:TagSession",
+            "Condition": {**tagged, "ForAllValues:StringEquals": {"aws:TagKeys": [RUN_TAG]}},
+        },
+    ]
 
 
 def role_settings(role: Definition, site: Site) -> Json:
@@ -235,7 +251,31 @@ def _never(role: Definition, site: Site) -> list[Json]:
                 "Resource": _one_or_all(list(site.kms_keys)),
             }
         )
+    if site.kms_keys and (rights.wraps or rights.unwraps or rights.rewraps):
+        statements += _never_for_another_run(site)
     return statements
+
+
+def _never_for_another_run(site: Site) -> list[Json]:
+    """A key's policy that names a role is enough without the role's own, so that this has to deny."""
+    named = "kms:EncryptionContext:run"
+    conditions: dict[str, Json] = {
+        "NeverForAnotherRun": {"StringNotEquals": {named: site.run_or_tag}},
+        "NeverWithoutARun": {"Null": {named: "true"}},
+    }
+    if site.run is None:
+        # With a variable that is not there AWS takes the first of these for no statement at all.
+        conditions["NeverWithoutATag"] = {"Null": {f"aws:PrincipalTag/{RUN_TAG}": "true"}}
+    return [
+        {
+            "Sid": sid,
+            "Effect": "Deny",
+            "Action": list(KEY_USES),
+            "Resource": _one_or_all(list(site.kms_keys)),
+            "Condition": condition,
+        }
+        for sid, condition in conditions.items()
+    ]
 
 
 # ----------------------------------------------------------------------------------------------- key services

@@ -266,6 +266,15 @@ class HeldGrant:
             self.use = GrantUse(grant=self.grant, approvers=self.approvers, at_ms=self._now_ms())
             _tell(self.use)
 
+    @property
+    def when(self) -> str:
+        """Until when it holds, as policies of AWS spell it."""
+        return _when(self.grant.not_after_ms)
+
+    def remaining_s(self) -> float:
+        """For how many seconds it still holds; 0 or less: its time is over."""
+        return (self.grant.not_after_ms - self._now_ms()) / 1000
+
     def _problem(self) -> str | None:
         at_ms = self._now_ms()
         if at_ms < self.grant.not_before_ms:

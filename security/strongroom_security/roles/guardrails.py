@@ -9,6 +9,7 @@ from typing import Any
 
 from strongroom_security.roles.definitions import ROLES
 from strongroom_security.roles.documents import (
+    KEY_USES,
     context_condition,
     policy,
     signing_condition,
@@ -56,7 +57,7 @@ _ADMINISTERS_BUCKET = (
 )
 _ADMINISTERS_KEY = (
     "kms:CancelKeyDeletion",
-    "kms:Create*",
+    "kms:CreateAlias",
     "kms:Delete*",
     "kms:Describe*",
     "kms:Disable*",
@@ -171,8 +172,10 @@ def object_lock(site: Site, *, audit: bool = False) -> Json:
 def wrap_key_policy(site: Site) -> Json:
     """Who may use the key that wraps, for what, and never without a context that says for which run.
 
-    It names no run: one key serves many. That a role asks for its own run is its identity policy's to hold;
-    here it is refused what its session's tag contradicts.
+    It names no run: one key serves many. What it allows a role it allows without the role's own policy, so
+    that the run is bound by what is denied: here whatever the session's tag contradicts, and by each role's
+    identity policy whatever is not for its run. Nobody gives the key's rights away by a grant of KMS, which
+    would hold beside all policies.
 
     Raises:
         ConfigError: nothing says which account.
@@ -185,8 +188,8 @@ def wrap_key_policy(site: Site) -> Json:
         "Null": {"kms:EncryptionContext:run": "false"},
         "ForAllValues:StringEquals": bound["ForAllValues:StringEquals"],
     }
-    uses = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey*", "kms:ReEncrypt*"]
-    statements = [_administers(site)]
+    uses = list(KEY_USES)
+    statements = [_administers(site), _never_by_grant()]
     for sid, actions, does in (
         ("Wrap", ["kms:Encrypt"], "wraps"),
         ("Unwrap", ["kms:Decrypt"], "unwraps"),
@@ -242,6 +245,7 @@ def sign_key_policy(site: Site, *, release: bool = False) -> Json:
     return policy(
         [
             _administers(site),
+            _never_by_grant(),
             _let("Sign", signers, ["kms:Sign"], signing_condition()),
             _let("Verify", readers, ["kms:GetPublicKey"]),
         ]
@@ -252,6 +256,17 @@ def _administers(site: Site) -> Json:
     # The account itself as well: a key whose only administrator was removed is lost.
     account = f"arn:{site.partition}:iam::{site.known_account}:root"
     return _let("Administer", sorted({account, site.admin_arn}), list(_ADMINISTERS_KEY))
+
+
+def _never_by_grant() -> Json:
+    # Not even to the services of AWS: none uses these keys.
+    return {
+        "Sid": "NeverByGrant",
+        "Effect": "Deny",
+        "Principal": {"AWS": "*"},
+        "Action": "kms:CreateGrant",
+        "Resource": "*",
+    }
 
 
 def _let(sid: str, principals: list[str], actions: list[str], condition: Json | None = None) -> Json:

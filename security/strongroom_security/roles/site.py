@@ -7,11 +7,13 @@ way to give one.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from strongroom.errors import ConfigError, FormatError
 from strongroom.manifest import check_run_id
+from strongroom_security.roles.definitions import definition
 
 __all__ = ["RUN_TAG", "Oidc", "Site", "Transition"]
 
@@ -40,22 +42,36 @@ _MAX_DAYS: Final = 36_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oidc:
-    """Whose tokens a role is taken up by.
+    """Whose tokens roles are taken up by.
 
     Attributes:
         provider: the ARN of the identity provider in IAM.
         audience: the token's ``aud``.
-        subject: the token's ``sub``, whole: one job's identity.
+        subjects: of each role the token's ``sub``, whole: one job's identity. A role that is not named has
+            a trust policy that is the platform's own.
+
+    Raises:
+        ConfigError: a value is none, or two roles have one subject: whoever has its token has both.
     """
 
     provider: str
     audience: str
-    subject: str
+    subjects: Mapping[str, str]
 
     def __post_init__(self) -> None:
         _check(_PROVIDER, self.provider, "--oidc-provider", "arn:aws:iam::ACCOUNT:oidc-provider/HOST")
         _check(_CLAIM, self.audience, "--audience", "one audience, as sts.amazonaws.com")
-        _check(_CLAIM, self.subject, "--subject", "one job's subject, whole")
+        whose: dict[str, str] = {}
+        for role, subject in self.subjects.items():
+            if definition(role).needs_grant:
+                raise ConfigError(f"--subject: {role} is taken up by people, and by no token; leave it out")
+            _check(_CLAIM, subject, "--subject", "one job's subject, whole")
+            if subject in whose:
+                raise ConfigError(
+                    f"--subject: {whose[subject]} and {role} have the one subject {subject!r}, so that a "
+                    f"token of either takes up both; give each role a subject of its own"
+                )
+            whose[subject] = role
 
     @property
     def issuer(self) -> str:
