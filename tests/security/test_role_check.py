@@ -13,11 +13,12 @@ import pytest
 from s3_identities import ACCOUNT, REGION, Enforcing, enforcing, statement
 
 from strongroom_security.roles import ROLES, definition
-from strongroom_security.roles.comparing import Answer, Finding, compare, differences
+from strongroom_security.roles.comparing import Answer, Finding, compare
 from strongroom_security.roles.documents import compact, identity_policy, role_settings
 from strongroom_security.roles.looking import Looker
+from strongroom_security.roles.policies import differences
 from strongroom_security.roles.rendering import render_all
-from strongroom_security.roles.site import Oidc, Site
+from strongroom_security.roles.site import Oidc, Site, Transition
 
 __all__ = ["enforcing"]
 
@@ -43,6 +44,8 @@ def as_rendered() -> dict[str, Any]:
         )
     }
     facts[f"key {KEY} policy"] = Answer(value=files["kms-key.policy.json"])
+    facts[f"key {KEY} state"] = Answer(value={"KeyState": "Enabled"})
+    facts[f"key {KEY} grants"] = Answer(value=[])
     facts["role trainer-writer"] = Answer(
         value={**role_settings(ROLE, SITE), "AssumeRolePolicyDocument": {"Statement": []}}
     )
@@ -57,7 +60,7 @@ def found(facts: dict[str, Any], *, named: bool = True) -> dict[str, Finding]:
 def test_what_stands_as_it_was_rendered_has_no_gap() -> None:
     findings = found(as_rendered())
     assert {each.verdict for each in findings.values()} == {"fine"}
-    assert len(findings) == 2 * 7 + 1 + 3
+    assert len(findings) == 2 * 7 + 3 + 3
 
 
 LIFECYCLE_EXPIRES = {"ID": "x", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 90}}
@@ -151,6 +154,31 @@ GAPS: dict[str, tuple[str, Any, str]] = {
         },
         "the rule 'x' removes deleted versions after 1 days",
     ),
+    "a lifecycle after which a restore takes hours": (
+        "bucket lifecycle",
+        {
+            "Rules": [
+                {
+                    "ID": "x",
+                    "Status": "Enabled",
+                    "Filter": {"Prefix": ""},
+                    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+                    "Transitions": [{"Days": 1, "StorageClass": "DEEP_ARCHIVE"}],
+                }
+            ]
+        },
+        "the rule 'x' moves what stands to DEEP_ARCHIVE (after 1 days)",
+    ),
+    "a key that is to be deleted": (
+        f"key {KEY} state",
+        {"KeyState": "PendingDeletion"},
+        "the key is PendingDeletion",
+    ),
+    "a key whose rights were given away": (
+        f"key {KEY} grants",
+        [{"GranteePrincipal": "arn:aws:iam::111122223333:role/dev", "Operations": ["Decrypt"]}],
+        "arn:aws:iam::111122223333:role/dev (Decrypt)",
+    ),
     "no bucket policy": ("bucket policy", None, "there is none"),
     "a role that is not there": ("role trainer-writer", None, "there is no role strongroom-trainer-writer"),
     "a role without policies": ("role trainer-writer policy", None, "there is none"),
@@ -232,29 +260,118 @@ def test_a_role_that_nobody_asked_for_and_that_is_not_there_is_no_gap() -> None:
     assert not [what for what in found(facts, named=False) if what.startswith("role")]
 
 
-@pytest.mark.parametrize(
-    ("trust", "told"),
-    (
-        ({"Effect": "Allow", "Principal": "*", "Action": "sts:AssumeRole"}, "anybody may take it up"),
-        (
-            {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole"},
-            "anybody may take it up",
-        ),
-        (
-            {
-                "Effect": "Allow",
-                "Principal": {"Federated": "arn:aws:iam::1:oidc-provider/x"},
-                "Action": "sts:AssumeRoleWithWebIdentity",
-                "Condition": {"StringEquals": {"x:aud": "a"}},
-            },
-            "any token of its provider takes it up",
-        ),
+ISSUER = "tokens.example"
+PROVIDER = {"Federated": f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"}
+AUD = {f"{ISSUER}:aud": "sts.amazonaws.com"}
+SUB = {f"{ISSUER}:sub": "job"}
+ROOT = {"AWS": f"arn:aws:iam::{ACCOUNT}:root"}
+
+
+def by_token(**condition: Any) -> dict[str, Any]:
+    return {"Principal": PROVIDER, "Action": "sts:AssumeRoleWithWebIdentity", "Condition": condition}
+
+
+OPEN: dict[str, tuple[dict[str, Any], str]] = {
+    "everybody": ({"Principal": "*"}, "anybody may take it up"),
+    "everybody in AWS": ({"Principal": {"AWS": "*"}}, "anybody may take it up"),
+    "everybody but one": ({"NotPrincipal": ROOT}, "lets in all others"),
+    "another account": (
+        {"Principal": {"AWS": "arn:aws:iam::999999999999:root"}},
+        "the account 999999999999 may take it up",
     ),
-)
-def test_a_role_that_anybody_takes_up_is_a_gap(trust: Any, told: str) -> None:
+    "another account's role": (
+        {"Principal": {"AWS": "arn:aws:iam::999999999999:role/x"}},
+        "the account 999999999999 may take it up",
+    ),
+    "another account by its number": ({"Principal": {"AWS": "999999999999"}}, "the account 999999999999"),
+    "somebody who is gone": ({"Principal": {"AWS": "AROAEXAMPLE"}}, "AROAEXAMPLE may take it up"),
+    "the whole account": ({"Principal": ROOT}, f"the whole account {ACCOUNT} may take it up"),
+    "no subject": (by_token(StringEquals=AUD), "any token of its provider takes it up"),
+    "no audience": (by_token(StringEquals=SUB), "for any audience takes it up"),
+    "a subject that is like anything": (
+        by_token(StringEquals=AUD, StringLike={f"{ISSUER}:sub": "*"}),
+        "any token",
+    ),
+    "a subject that is like many": (
+        by_token(StringEquals=AUD, StringLike={f"{ISSUER}:sub": ["job", "repo:lab/*"]}),
+        "any token",
+    ),
+    "any subject but one": (
+        by_token(StringEquals=AUD, StringNotEquals={f"{ISSUER}:sub": "nobody"}),
+        "any token",
+    ),
+    "a subject that is there": (by_token(StringEquals=AUD, Null={f"{ISSUER}:sub": "false"}), "any token"),
+    "a subject, if there is one": (by_token(StringEquals=AUD, StringEqualsIfExists=SUB), "any token"),
+    "all subjects of none": (
+        by_token(**{"StringEquals": AUD, "ForAllValues:StringEquals": SUB}),
+        "any token",
+    ),
+    "another provider's subject": (
+        by_token(StringEquals={**AUD, "other.example:sub": "job"}),
+        "any token",
+    ),
+}
+
+
+@pytest.mark.parametrize("trust", OPEN)
+def test_a_role_that_anybody_takes_up_is_a_gap(trust: str) -> None:
+    said, told = OPEN[trust]
     facts = as_rendered()
-    facts["role trainer-writer"].value["AssumeRolePolicyDocument"] = {"Statement": [trust]}
-    assert found(facts)["role trainer-writer trust"].found == told
+    statement = {"Effect": "Allow", "Action": "sts:AssumeRole", **said}
+    facts["role trainer-writer"].value["AssumeRolePolicyDocument"] = {"Statement": [statement]}
+    finding = found(facts)["role trainer-writer trust"]
+    assert finding.verdict == "gap"
+    assert told in finding.found
+    assert finding.advice
+
+
+@pytest.mark.parametrize(
+    "trust",
+    (
+        by_token(StringEquals={**AUD, **SUB}),
+        by_token(StringEquals={f"{ISSUER}:AUD": ["a", "b"]}, StringLike=SUB),
+        {"Principal": {"AWS": f"arn:aws:iam::{ACCOUNT}:role/platform"}, "Action": "sts:AssumeRole"},
+        {"Principal": ROOT, "Condition": {"Bool": {"aws:MultiFactorAuthPresent": "true"}}},
+        {"Principal": {"Service": "ec2.amazonaws.com"}},
+        {
+            "Principal": {"Federated": f"arn:aws:iam::{ACCOUNT}:saml-provider/staff"},
+            "Condition": {
+                "StringEquals": {"SAML:sub": "ann", "SAML:aud": "https://signin.aws.amazon.com/saml"}
+            },
+        },
+    ),
+    ids=("a token", "one of several audiences", "a role", "a second factor", "a service", "SAML"),
+)
+def test_a_platforms_own_trust_that_names_who_may_is_fine(trust: dict[str, Any]) -> None:
+    facts = as_rendered()
+    facts["role trainer-writer"].value["AssumeRolePolicyDocument"] = {
+        "Statement": {"Effect": "Allow", "Action": "sts:AssumeRole", **trust}
+    }
+    assert found(facts)["role trainer-writer trust"].verdict == "fine"
+
+
+def test_a_permissions_boundary_is_not_looked_at_and_unknown() -> None:
+    facts = as_rendered()
+    arn = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
+    facts["role trainer-writer"].value["PermissionsBoundary"] = {"PermissionsBoundaryArn": arn}
+    finding = found(facts)["role trainer-writer boundary"]
+    assert finding.verdict == "unknown"
+    assert arn in finding.found
+
+
+def test_a_class_of_storage_that_was_asked_for_is_fine() -> None:
+    site = Site(
+        bucket="checkpoints", account=ACCOUNT, transitions=(Transition(days=90, storage_class="GLACIER"),)
+    )
+    rules = render_all(site)["bucket.lifecycle.json"]
+
+    def look() -> str:
+        facts = {"bucket lifecycle": Answer(value=rules)}
+        return {each.what: each.verdict for each in compare(site, [], facts, named=True)}["bucket lifecycle"]
+
+    assert look() == "fine"
+    rules["Rules"][2]["Transitions"][0]["Days"] = 30
+    assert look() == "gap"
 
 
 def test_a_session_of_more_than_an_hour_is_a_gap() -> None:
@@ -332,13 +449,17 @@ def test_an_account_is_fine_once_the_documents_stand_and_each_drift_is_seen(at_s
     apply(server, site)
     after = look()
     assert {what: each.found for what, each in after.items() if each.verdict != "fine"} == {}
-    assert len(after) == 7 + 1 + 3 * len(ROLES)
+    assert len(after) == 7 + 3 + 3 * len(ROLES)
 
     s3, iam = server.client("s3"), server.client("iam")
     s3.put_bucket_versioning(Bucket=site.bucket, VersioningConfiguration={"Status": "Enabled"})
     s3.delete_public_access_block(Bucket=site.bucket)
     s3.delete_bucket_lifecycle(Bucket=site.bucket)
     s3.delete_bucket_policy(Bucket=site.bucket)
+    for _ in range(2):
+        server.client("kms").create_grant(
+            KeyId=key, GranteePrincipal=f"arn:aws:iam::{ACCOUNT}:user/dev", Operations=["Decrypt"]
+        )
     iam.put_role_policy(
         RoleName=f"{site.role_prefix}trainer-writer",
         PolicyName="just-for-now",
@@ -352,7 +473,9 @@ def test_an_account_is_fine_once_the_documents_stand_and_each_drift_is_seen(at_s
         "bucket lifecycle",
         "bucket policy",
         "role trainer-writer policy",
+        f"key {key} grants",
     }
+    assert "user/dev (Decrypt)" in drift[f"key {key} grants"]
     assert drift["role trainer-writer policy"] == "allows besides: JustForNow"
 
 

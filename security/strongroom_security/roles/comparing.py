@@ -1,12 +1,10 @@
 """What stands, held against what should: every difference named, with what to do about it.
 
-Pure. What could not be asked is ``unknown``, and never fine. Policies are compared by what they say and not
-by how they are spelled: statement by statement, in any order, whatever their ids.
+Pure. What could not be asked is ``unknown``, and never fine.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +13,17 @@ from typing import Any, Final, Literal
 from strongroom_security.roles import guardrails
 from strongroom_security.roles.definitions import Definition
 from strongroom_security.roles.documents import SESSION_S, identity_policy, trust_policy
+from strongroom_security.roles.policies import differences
 from strongroom_security.roles.site import Site
+from strongroom_security.roles.trusting import gap_of_trust
 
-__all__ = ["Answer", "Facts", "Finding", "Verdict", "compare", "differences"]
+__all__ = ["Answer", "Facts", "Finding", "Verdict", "compare"]
 
 Json = Any
 Verdict = Literal["fine", "gap", "unknown"]
+
+_ASLEEP: Final = ("GLACIER", "DEEP_ARCHIVE")
+"""Classes of storage out of which an object has to be restored before it can be read."""
 
 _RENDERED: Final = "put the document of 'strongroom roles render' in its place"
 
@@ -81,8 +84,11 @@ def compare(site: Site, roles: Sequence[Definition], facts: Facts, *, named: boo
     if site.release_key is not None:
         keys.append((site.release_key, guardrails.sign_key_policy(site, release=True)))
     for key, expected in keys:
-        what = f"key {key} policy"
-        findings.append(_judge(what, facts, partial(_policy_of, expected)))
+        findings += [
+            _judge(f"key {key} policy", facts, partial(_policy_of, expected)),
+            _judge(f"key {key} state", facts, _key_state),
+            _judge(f"key {key} grants", facts, _key_grants),
+        ]
     for role in roles:
         findings += _role(site, role, facts, named)
     return findings
@@ -201,6 +207,8 @@ def _lifecycle(value: Json, site: Site, audit: bool) -> tuple[str, str] | None:
                 f"the rule {rule.get('ID')!r} removes deleted versions after {noncurrent} days",
                 "take it out" if audit else f"keep them for at least {site.undelete_days} days",
             )
+        if (problem := _transition(rule, site, audit)) is not None:
+            return problem
     for rule in rules:
         days = (rule.get("AbortIncompleteMultipartUpload") or {}).get("DaysAfterInitiation")
         if days is not None and days <= 1 and _covers(rule, prefix):
@@ -209,6 +217,20 @@ def _lifecycle(value: Json, site: Site, audit: bool) -> tuple[str, str] | None:
         "unfinished uploads are not removed after a day",
         "add the rule abort-unfinished-uploads: a role that only writes cannot list what it left",
     )
+
+
+def _transition(rule: Json, site: Site, audit: bool) -> tuple[str, str] | None:
+    asked = [] if audit else [(each.days, each.storage_class) for each in site.transitions]
+    for each in rule.get("Transitions") or []:
+        days, storage_class = each.get("Days"), each.get("StorageClass")
+        is_asked = days is not None and any(days >= at and storage_class == kind for at, kind in asked)
+        if storage_class in _ASLEEP and not is_asked:
+            when = each.get("Date") if days is None else f"after {days} days"
+            return (
+                f"the rule {rule.get('ID')!r} moves what stands to {storage_class} ({when})",
+                "take it out, or name it by --transition: reading it again takes hours, and a request first",
+            )
+    return None
 
 
 def _prefix_of(rule: Json) -> str:
@@ -224,6 +246,26 @@ def _overlaps(rule: Json, prefix: str) -> bool:
 def _covers(rule: Json, prefix: str) -> bool:
     filtered = rule.get("Filter") or {}
     return prefix.startswith(_prefix_of(rule)) and not any(name in filtered for name in ("Tag", "And"))
+
+
+# ------------------------------------------------------------------------------------------------------- keys
+
+
+def _key_state(value: Json) -> tuple[str, str] | None:
+    state = (value or {}).get("KeyState")
+    if state == "Enabled":
+        return None
+    return f"the key is {state}", "enable it, or cancel its deletion: no sealed checkpoint opens without it"
+
+
+def _key_grants(value: Json) -> tuple[str, str] | None:
+    if not value:
+        return None
+    named = [f"{each.get('GranteePrincipal')} ({', '.join(each.get('Operations') or [])})" for each in value]
+    return (
+        f"grants of KMS: {'; '.join(sorted(named))}",
+        "revoke them (aws kms revoke-grant): a grant holds beside all policies, for any run",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ roles
@@ -249,7 +291,14 @@ def _role(site: Site, role: Definition, facts: Facts, named: bool) -> list[Findi
     if expected is not None:
         findings.append(_judge(f"{what} trust", trusted, lambda value: _policy(value, expected)))
     else:
-        findings.append(_judge(f"{what} trust", trusted, _trust))
+        findings.append(
+            _judge(f"{what} trust", trusted, lambda value: gap_of_trust(value, account=site.account))
+        )
+    boundary = (answer.value.get("PermissionsBoundary") or {}).get("PermissionsBoundaryArn")
+    if boundary is not None:
+        told = f"it has the permissions boundary {boundary}, which is not looked at"
+        advice = "see that it leaves the role what its policy allows; it gives nothing by itself"
+        findings.append(Finding(verdict="unknown", what=f"{what} boundary", found=told, advice=advice))
     return findings
 
 
@@ -258,21 +307,6 @@ def _session(value: Json) -> tuple[str, str] | None:
     if seconds <= SESSION_S:
         return None
     return f"a session lasts up to {seconds} s", f"set the role's MaxSessionDuration to {SESSION_S}"
-
-
-def _trust(value: Json) -> tuple[str, str] | None:
-    for statement in _statements(value):
-        if statement.get("Effect") != "Allow":
-            continue
-        principal = _normal_principal(statement.get("Principal"))
-        if "*" in principal.get("AWS", []):
-            return "anybody may take it up", "name who may; its policies bind whoever has it"
-        condition = statement.get("Condition") or {}
-        if principal.get("Federated") and not any(
-            key.lower().endswith(":sub") for keys in condition.values() for key in keys
-        ):
-            return "any token of its provider takes it up", "bind it to a subject and an audience"
-    return None
 
 
 # --------------------------------------------------------------------------------------------------- policies
@@ -291,57 +325,3 @@ def _policy(value: Json, expected: Json) -> tuple[str, str] | None:
 
 def _policy_of(expected: Json, value: Json) -> tuple[str, str] | None:
     return _policy(value, expected)
-
-
-def differences(value: Json, expected: Json) -> tuple[list[str], list[str]]:
-    """Ids of the statements that a policy lacks, and what it allows that it should not.
-
-    What it denies besides does no harm.
-    """
-    wanted = {_normal(each): str(each.get("Sid", "a statement")) for each in _statements(expected)}
-    standing = {_normal(each): each for each in _statements(value)}
-    missing = [sid for normal, sid in wanted.items() if normal not in standing]
-    besides = [
-        str(each.get("Sid") or _listed(each.get("Action", each.get("NotAction"))))
-        for normal, each in standing.items()
-        if normal not in wanted and each.get("Effect") == "Allow"
-    ]
-    return missing, besides
-
-
-def _statements(value: Json) -> list[Json]:
-    statements = (value or {}).get("Statement") or []
-    return [statements] if isinstance(statements, dict) else list(statements)
-
-
-def _normal(statement: Json) -> str:
-    """One spelling for everything that means the same."""
-    said = {name: each for name, each in statement.items() if name != "Sid"}
-    for name in ("Action", "NotAction", "Resource", "NotResource"):
-        if name in said:
-            said[name] = sorted(_listed(said[name]))
-    for name in ("Action", "NotAction"):
-        if name in said:
-            said[name] = [each.lower() for each in said[name]]
-    for name in ("Principal", "NotPrincipal"):
-        if name in said:
-            said[name] = _normal_principal(said[name])
-    if "Condition" in said:
-        said["Condition"] = {
-            operator: {key.lower(): sorted(map(_spelled, _listed(each))) for key, each in keys.items()}
-            for operator, keys in said["Condition"].items()
-        }
-    return json.dumps(said, sort_keys=True)
-
-
-def _normal_principal(principal: Json) -> dict[str, list[str]]:
-    named = {"AWS": principal} if isinstance(principal, str) else (principal or {})
-    return {kind: sorted(_listed(each)) for kind, each in named.items()}
-
-
-def _listed(value: Json) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _spelled(value: Json) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

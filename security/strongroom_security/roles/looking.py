@@ -71,6 +71,8 @@ class Looker:
                 kms = self._client("kms", region=key.split(":")[3])
                 asked = {"KeyId": key, "PolicyName": "default"}
                 facts[f"key {key} policy"] = _parsed(_ask(kms, "get_key_policy", asked, "Policy"))
+                facts[f"key {key} state"] = _ask(kms, "describe_key", {"KeyId": key}, "KeyMetadata")
+                facts[f"key {key} grants"] = _listed(kms, "list_grants", {"KeyId": key}, "Grants")
         iam = self._client("iam")
         for role in roles:
             name = f"{site.role_prefix}{role.name}"
@@ -128,17 +130,21 @@ def _policies(iam: Any, name: str) -> Answer:
     return Answer(value={"Statement": statements} if documents else None)
 
 
-def _listed(iam: Any, operation: str, parameters: Mapping[str, Any], member: str) -> Answer:
+def _listed(client: Any, operation: str, parameters: Mapping[str, Any], member: str) -> Answer:
+    """All pages of a list, as IAM and KMS each spell them."""
     found: list[Any] = []
     more: dict[str, Any] = {}
     while True:
-        answer = _ask(iam, operation, {**parameters, **more}, None)
+        answer = _ask(client, operation, {**parameters, **more}, None)
         if answer.value is None:
-            return answer if answer.unknown is not None else Answer(unknown="the role went while it was read")
+            return answer if answer.unknown is not None else Answer(unknown="it went while it was read")
         found += answer.value.get(member, [])
-        if not answer.value.get("IsTruncated"):
+        if not (answer.value.get("IsTruncated") or answer.value.get("Truncated")):
             return Answer(value=found)
-        more = {"Marker": answer.value["Marker"]}
+        marker = answer.value.get("Marker") or answer.value.get("NextMarker")
+        if not marker:
+            return Answer(unknown=f"{operation}: there is more, and nothing says how to ask for it")
+        more = {"Marker": marker}
 
 
 def _parsed(answer: Answer) -> Answer:
