@@ -16,7 +16,7 @@ from strongroom.config import SYSTEM_CLOCK, Policy, load_policy
 from strongroom.errors import ConfigError
 from strongroom.keeping import find_garbage
 from strongroom.layout import CheckpointName
-from strongroom.replication import held_by_notes, known_targets
+from strongroom.replication import Notes, held_by_notes, read_notes
 from strongroom.retention import KeepLast
 from strongroom.roles import Duty, Operation, open_root
 from strongroom.signing import NO_GUARD
@@ -46,14 +46,14 @@ def run(options: argparse.Namespace) -> int:
     store = open_root(options.root, policy, Duty.RESTORE if options.dry_run else Duty.SAVE)
     guard = policy.guard if policy is not None else NO_GUARD
     history = read_history(store, guard)
-    targets = {} if options.unreplicated else known_targets(store)
+    notes = Notes(targets={}) if options.unreplicated else read_notes(store)
     plan = find_garbage(
         store,
         history,
         keep,
         now_ns=SYSTEM_CLOCK.now_ns(),
         guard=guard,
-        held=lambda found: held_by_notes(found, targets),
+        held=lambda found: held_by_notes(found, notes),
     )
     outcomes = []
     with Bar("removing", counts=True) as bar:
@@ -75,11 +75,14 @@ def run(options: argparse.Namespace) -> int:
                 "removed": [_told(outcome, history) for outcome in outcomes],
                 "root": store.uri,
                 "run": history.run.run if history.run else None,
+                "tiers": sorted(notes.tiers),
                 "unknown": list(plan.unknown),
             }
         )
     else:
-        _print(new_console(), plan, outcomes, is_dry_run=options.dry_run)
+        console = new_console()
+        _print_notes(console, notes)
+        _print(console, plan, outcomes, is_dry_run=options.dry_run)
     return _UNREADABLE if any(outcome.error is not None for outcome in outcomes) else 0
 
 
@@ -117,6 +120,18 @@ def _told(outcome: Outcome, history: History) -> dict[str, Any]:
         "reason": removal.reason,
         "size_bytes": removal.size_bytes,
     }
+
+
+def _print_notes(console: Console, notes: Notes) -> None:
+    """By what it was decided that something stands elsewhere."""
+    for uri in sorted(notes.tiers):
+        told = line(
+            "what stands on ", uri, " is known by this root's own notes; the tier itself is not asked"
+        )
+        console.print(told, soft_wrap=True)
+    for uri in notes.strange:
+        told = line(("notes of ", "yellow"), uri, " lie here, which hold nothing back in this root")
+        console.print(told, soft_wrap=True)
 
 
 def _print(console: Console, plan: Plan, outcomes: Sequence[Outcome], *, is_dry_run: bool) -> None:

@@ -18,7 +18,7 @@ from strongroom.catalog import History
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.replication.lag import ALARM_S, WARN_S, lag_s
-from strongroom.replication.ledger import known_targets
+from strongroom.replication.notes import read_notes
 from strongroom.roles import Duty, open_root
 from strongroom.stores.base import Store
 from strongroom_cli import words
@@ -32,19 +32,26 @@ _WIDE: Final = 112
 _NARROW: Final = 72
 """Characters below which only what matters most fits."""
 
+_BY_CHECKSUMS: Final = "*"
+"""Beside a tier's number: what stands there was never read there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tier:
     """Another tier, as far as was noted.
 
     Attributes:
+        is_followed: whether a job copies there; else copies were made by hand, and nothing waits.
         verified: what stands there, of what stands here.
-        last: the newest of these; None: there is none.
-        behind: checkpoints on the line that are newer.
+        by_checksums: those of them that nobody has read there: the server's checksums have to do.
+        last: the newest of these on the line; None: there is none.
+        behind: checkpoints on the line that are newer, and are to come there.
         lag_s: how long ago the oldest of them was committed.
     """
 
     uri: str
+    is_followed: bool
+    by_checksums: frozenset[CheckpointName]
     verified: frozenset[CheckpointName]
     last: CheckpointName | None
     behind: tuple[Commit, ...]
@@ -53,6 +60,7 @@ class _Tier:
     def to_json(self) -> dict[str, Any]:
         return {
             "behind": len(self.behind),
+            "is_followed": self.is_followed,
             "lag_s": round(self.lag_s, 3),
             "last_launch": self.last.launch if self.last else None,
             "last_step": self.last.step if self.last else None,
@@ -73,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
                 "checkpoints": [
                     {
                         **item.to_json(),
+                        "by_checksums_on": [tier.uri for tier in tiers if item.name in tier.by_checksums],
                         "verified_on": [tier.uri for tier in tiers if item.name in tier.verified],
                     }
                     for item in found
@@ -97,15 +106,28 @@ def run(options: argparse.Namespace) -> int:
 def _tiers(store: Store, history: History, now_ms: int) -> list[_Tier]:
     """The tiers to which copies were ever made from here."""
     found = []
-    for uri, noted in sorted(known_targets(store).items()):
+    notes = read_notes(store)
+    for uri in sorted(notes.targets):
+        noted = notes.targets[uri].verified
         verified = frozenset(
             name for name, commit in history.commits.items() if name in noted and noted[name].is_of(commit)
         )
+        is_followed = notes.targets[uri].is_tier
         line_of_run = [name for name in history.line.newest_first if name in history.commits]
         last = next((name for name in line_of_run if name in verified), None)
         newer = line_of_run if last is None else line_of_run[: line_of_run.index(last)]
-        behind = tuple(history.commits[name] for name in newer)
-        found.append(_Tier(uri=uri, verified=verified, last=last, behind=behind, lag_s=lag_s(behind, now_ms)))
+        behind = tuple(history.commits[name] for name in newer) if is_followed else ()
+        found.append(
+            _Tier(
+                uri=uri,
+                is_followed=is_followed,
+                verified=verified,
+                by_checksums=frozenset(name for name in verified if noted[name].how == "checksums"),
+                last=last,
+                behind=behind,
+                lag_s=lag_s(behind, now_ms),
+            )
+        )
     return found
 
 
@@ -143,6 +165,9 @@ def _print(
     if not found:
         notes.append(line("nothing was committed yet"))
     notes.extend(_told(number, tier, now_ms) for number, tier in enumerate(tiers, start=1))
+    if any(tier.by_checksums for tier in tiers):
+        told = "by the server's checksums alone: nobody could read it there"
+        notes.append(line((f"{_BY_CHECKSUMS}  ", "bold"), (told, "dim")))
     if notes:
         console.print()
     for note in notes:
@@ -151,9 +176,18 @@ def _print(
 
 def _told(number: int, tier: _Tier, now_ms: int) -> Text:
     """How far a tier is, by what was noted."""
-    last = f"has step {tier.last.step}" if tier.last is not None else "has none of these"
+    if tier.last is not None:
+        last = f"has step {tier.last.step}"
+    elif tier.verified:
+        last = "has superseded ones alone"
+    else:
+        last = "has none of these"
+    if not tier.is_followed:
+        return line((f"tier {number} ", "bold"), tier.uri, f": {last}", (", copied by hand", "dim"))
     if not tier.behind:
-        return line((f"tier {number} ", "bold"), tier.uri, f": {last}", (", the newest", "green"))
+        return line(
+            (f"tier {number} ", "bold"), tier.uri, f": {last}", (", the newest" if tier.last else "", "green")
+        )
     style = "red" if tier.lag_s > ALARM_S else "yellow" if tier.lag_s > WARN_S else ""
     oldest_ms = min(commit.committed_at_ms for commit in tier.behind)
     waits = f"{words.count(len(tier.behind), 'newer one')} wait{'s' if len(tier.behind) == 1 else ''}"
@@ -190,5 +224,9 @@ def _print_table(console: Console, found: list[Standing], tiers: Sequence[_Tier]
 
 def _numbers(item: Standing, tiers: Sequence[_Tier]) -> str:
     """On which other tiers a checkpoint is verified, by the numbers that are told below."""
-    numbers = [str(number) for number, tier in enumerate(tiers, start=1) if item.name in tier.verified]
+    numbers = [
+        f"{number}{_BY_CHECKSUMS if item.name in tier.by_checksums else ''}"
+        for number, tier in enumerate(tiers, start=1)
+        if item.name in tier.verified
+    ]
     return ",".join(numbers) or words.NOTHING

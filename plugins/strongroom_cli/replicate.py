@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
             target,
             step=options.step,
             everything=options.all,
+            verify=options.verify,
             guard=policy.guard if policy is not None else NO_GUARD,
             on_progress=show,
         )

@@ -32,6 +32,11 @@ def add_replicate(
         help="the other tier's root, as ROOT; made where it is not there",
     )
     replicate.add_argument(
+        "--verify",
+        action="store_true",
+        help="read there again what was verified there before; exit status 1 where it is damaged",
+    )
+    replicate.add_argument(
         "--max-bytes-per-second",
         metavar="N",
         type=natural,

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strongroom.replication.courier import Target
     from strongroom.replication.holding import held_by_notes
-    from strongroom.replication.ledger import Verified, known_targets
+    from strongroom.replication.ledger import Verified
+    from strongroom.replication.notes import Noted, Notes, known_targets, read_notes
     from strongroom.replication.once import Progress, Report, replicate
     from strongroom.replication.replicator import Replicator
     from strongroom.replication.upkeep import TargetState
 
 _HOMES = {
+    "Noted": "notes",
+    "Notes": "notes",
     "Progress": "once",
     "Replicator": "replicator",
     "Report": "once",
@@ -24,11 +27,14 @@ _HOMES = {
     "TargetState": "upkeep",
     "Verified": "ledger",
     "held_by_notes": "holding",
-    "known_targets": "ledger",
+    "known_targets": "notes",
+    "read_notes": "notes",
     "replicate": "once",
 }
 
 __all__ = [
+    "Noted",
+    "Notes",
     "Progress",
     "Replicator",
     "Report",
@@ -37,6 +43,7 @@ __all__ = [
     "Verified",
     "held_by_notes",
     "known_targets",
+    "read_notes",
     "replicate",
 ]
 

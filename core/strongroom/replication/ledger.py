@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from strongroom import canonical
 from strongroom.canonical import Bounds, Json
 from strongroom.digest import Digest
 from strongroom.errors import (
+    AccessDeniedError,
     FormatError,
     ObjectNotFoundError,
     OutcomeUnknownError,
@@ -32,7 +34,7 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import FORMAT, Commit, FileRecord
 from strongroom.stores.base import Store
 
-__all__ = ["FOLDER", "How", "Ledger", "Progress", "Verified", "known_targets", "target_folder"]
+__all__ = ["FOLDER", "How", "Ledger", "Progress", "Verified", "read_note", "target_folder"]
 
 FOLDER: Final = "replication"
 
@@ -44,10 +46,10 @@ _LOG: Final = logging.getLogger("strongroom")
 
 _BOUNDS: Final = Bounds(length_bytes=4 << 20, depth=4, items=40_000)
 _FILES_A_NOTE: Final = 4_000
-_TARGET = re.compile(r"[0-9a-f]{16}")
 _NUMBERED = re.compile(r"(turn|files|upload|announced)-([0-9]{6,12})\.json")
 _MAX_TOKEN_CHARS: Final = 1024
 _MAX_CLAIMS: Final = 1000
+_NONCE_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +83,13 @@ class Progress:
         tokens: of uploads that were begun, by the file's path.
         is_recent: whether the copy was announced at the target (`strongroom.incoming`) so short a while ago
             that nobody there can have taken it for dead since, and removed what had arrived.
+        was_begun: whether anything was noted of it at all.
     """
 
     sent: dict[str, Digest] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     is_recent: bool = False
+    was_begun: bool = False
 
 
 def target_folder(uri: str) -> str:
@@ -93,26 +97,11 @@ def target_folder(uri: str) -> str:
     return f"{FOLDER}/{hashlib.sha256(uri.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 
-def known_targets(store: Store) -> Mapping[str, Mapping[CheckpointName, Verified]]:
-    """What a root's notes tell, by the target's URI: what was verified there. No target is contacted.
-
-    Raises:
-        StoreError: the root could not be read.
-    """
-    found = {}
-    for name in store.list_names(FOLDER):
-        folder = name.removesuffix("/")
-        if not _TARGET.fullmatch(folder):
-            continue
-        members = _read(store, f"{FOLDER}/{folder}/target.json", "replication_target")
-        uri = members.get("uri") if members is not None else None
-        if isinstance(uri, str) and target_folder(uri) == f"{FOLDER}/{folder}":
-            found[uri] = Ledger(store, uri, now_ms=lambda: 0).verified()
-    return found
-
-
 class Ledger:
     """The notes about one target; safe to use from several threads.
+
+    Notes of another source, which a plain copy of its root has brought along, are nobody's: they are not
+    believed, and removed once this root is copied to that target itself.
 
     Args:
         store: the first tier.
@@ -128,6 +117,48 @@ class Ledger:
         self._lock = threading.Lock()
         self._verified: dict[CheckpointName, Verified] = {}
         self._is_told = False
+        self._is_ours = False
+        self._claimed: tuple[str, bytes] | None = None
+
+    # Whose notes these are
+
+    def name_tier(self) -> None:
+        """Note that a job copies to the target, so that what is not there yet is known to be expected there.
+
+        Raises:
+            StoreError: it could not be noted.
+        """
+        try:
+            self._name("tier.json", "replication_tier")
+        except StoreFullError as error:
+            # Copying is what makes room on a full tier.
+            self._tell(error)
+
+    def _name(self, file: str, kind: str) -> None:
+        """Create a document that says whose notes these are, in the place of any that does not."""
+        members = {"source": self._store.uri, "uri": self._uri}
+        key = f"{self._folder}/{file}"
+        if self._is_foreign():
+            # The turns stay: somebody may be at work under another name of this very root.
+            self._store.delete_tree(f"{self._folder}/verified")
+            self._store.delete_tree(f"{self._folder}/sending")
+            self._store.delete(f"{self._folder}/tier.json")
+            self._store.delete(f"{self._folder}/target.json")
+        if not self._store.put_if_absent(key, _document(kind, members)):
+            found = read_note(self._store, key, kind)
+            if found is None or any(found.get(name) != value for name, value in members.items()):
+                self._store.delete(key)
+                self._store.put_if_absent(key, _document(kind, members))
+
+    def _is_foreign(self) -> bool:
+        """Whether what is noted of the target is of another source."""
+        if self._is_ours:
+            return False
+        found = read_note(self._store, f"{self._folder}/target.json", "replication_target")
+        if found is None:
+            return False
+        self._is_ours = found.get("source") == self._store.uri
+        return not self._is_ours
 
     # Turns
 
@@ -139,12 +170,13 @@ class Ledger:
         """
         number = self.newest_turn() + 1
         try:
-            self._store.put_if_absent(
-                f"{self._folder}/target.json", _document("replication_target", {"uri": self._uri})
-            )
+            self._name("target.json", "replication_target")
             for _ in range(_MAX_CLAIMS):
-                members = {"created_at_ms": self._now_ms(), "turn": number}
-                if self._store.put_if_absent(self._turn_key(number), _document("replication_turn", members)):
+                nonce = secrets.token_hex(_NONCE_BYTES)
+                members = {"created_at_ms": self._now_ms(), "nonce": nonce, "turn": number}
+                document = _document("replication_turn", members)
+                if self._store.put_if_absent(self._turn_key(number), document):
+                    self._claimed = (self._turn_key(number), document)
                     self._drop_turns(below=number - 1)
                     return number
                 number += 1
@@ -152,6 +184,20 @@ class Ledger:
             # Copying is what makes room on a full tier.
             return None
         raise StoreError(f"{_MAX_CLAIMS} turns at copying to {self._uri} were taken while claiming one")
+
+    def is_shown_by(self, target: Store) -> bool:
+        """Whether a target shows the very turn that was claimed last: then it is the first tier itself.
+
+        Raises:
+            StoreError: it could not be asked, for another reason than that it may not be read.
+        """
+        if self._claimed is None:
+            return False
+        key, document = self._claimed
+        try:
+            return target.read(key, limit_bytes=len(document)) == document
+        except (AccessDeniedError, FormatError, ObjectNotFoundError):
+            return False
 
     def newest_turn(self) -> int:
         """The number of the newest turn; 0: there was none.
@@ -170,10 +216,9 @@ class Ledger:
             StoreError: the store could not be asked.
         """
         folder = f"{self._folder}/verified"
+        noted_names = () if self._is_foreign() else self._store.list_names(folder)
         names = (
-            CheckpointName.parse(name.removesuffix(".json"))
-            for name in self._store.list_names(folder)
-            if name.endswith(".json")
+            CheckpointName.parse(name.removesuffix(".json")) for name in noted_names if name.endswith(".json")
         )
         with self._lock:
             known = dict(self._verified)
@@ -182,7 +227,7 @@ class Ledger:
             if name is None:
                 continue
             noted = known.get(name) or _verified(
-                name, _read(self._store, f"{folder}/{name.folder}.json", "replication_verified")
+                name, read_note(self._store, f"{folder}/{name.folder}.json", "replication_verified")
             )
             if noted is not None:
                 found[name] = noted
@@ -252,18 +297,22 @@ class Ledger:
             StoreError: the store could not be asked.
         """
         folder = self._sending(name)
-        progress = Progress()
+        progress = Progress(was_begun=bool(self._store.list_names(folder)))
+        if self._is_foreign():
+            return progress
         for number in self._numbers(folder, "files"):
-            members = _read(self._store, f"{folder}/files-{number:06d}.json", "replication_files")
+            members = read_note(self._store, f"{folder}/files-{number:06d}.json", "replication_files")
             for path, digest in _sent(members):
                 progress.sent[path] = digest
         for number in self._numbers(folder, "upload"):
-            noted = _read(self._store, f"{folder}/upload-{number:06d}.json", "replication_upload") or {}
+            noted = read_note(self._store, f"{folder}/upload-{number:06d}.json", "replication_upload") or {}
             of, token = noted.get("path"), noted.get("token")
             if isinstance(of, str) and isinstance(token, str) and len(token) <= _MAX_TOKEN_CHARS:
                 progress.tokens[of] = token
         for number in self._numbers(folder, "announced"):
-            noted = _read(self._store, f"{folder}/announced-{number:06d}.json", "replication_announced") or {}
+            noted = (
+                read_note(self._store, f"{folder}/announced-{number:06d}.json", "replication_announced") or {}
+            )
             at_ms = noted.get("at_ms")
             if isinstance(at_ms, int) and 0 <= self._now_ms() - at_ms < VALID_S * 1000:
                 progress.is_recent = True
@@ -290,6 +339,8 @@ class Ledger:
         """Note nothing of a copy any more: it is done, or starts over."""
         try:
             self._store.delete_tree(self._sending(name))
+        except AccessDeniedError:
+            return
         except StoreError as error:
             self._tell(error)
 
@@ -317,6 +368,9 @@ class Ledger:
     def _remove(self, key: str) -> None:
         try:
             self._store.delete(key)
+        except AccessDeniedError:
+            # Who may only create leaves its notes lying: they are small, and nothing relies on them.
+            return
         except StoreError as error:
             self._tell(error)
 
@@ -352,7 +406,7 @@ def _document(kind: str, members: dict[str, Json]) -> bytes:
     return canonical.with_self_digest({**members, "format": FORMAT, "kind": kind})
 
 
-def _read(store: Store, key: str, kind: str) -> dict[str, Any] | None:
+def read_note(store: Store, key: str, kind: str) -> dict[str, Any] | None:
     """A note's members; None where it is absent, damaged, or of another release: then it notes nothing."""
     try:
         data = store.read(key, limit_bytes=_BOUNDS.length_bytes)

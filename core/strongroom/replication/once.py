@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import sleep
 
 from strongroom.catalog import History
@@ -58,6 +59,7 @@ def replicate(
     clock: Clock = SYSTEM_CLOCK,
     emitter: Emitter | None = None,
     guard: Guard = NO_GUARD,
+    verify: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Report:
     """Copy checkpoints to another tier, and verify them there.
@@ -68,6 +70,7 @@ def replicate(
         step: which one; None: the newest.
         everything: all of them, as far as the target's policy would keep them.
         guard: whose launches count.
+        verify: whether what was verified there before is read there once more, as far as it may be.
         on_progress: hears how far it is, from any thread, one at a time.
 
     Raises:
@@ -88,7 +91,7 @@ def replicate(
         sleep=sleep,
         advance=done.advance,
     )
-    outlook = courier.look()
+    outlook = courier.look(believes_notes=not verify)
     history = outlook.source
     if history.run is None:
         raise CheckpointNotFoundError(f"there is no run in {source.uri}: no run.json and no checkpoint")
@@ -104,7 +107,8 @@ def replicate(
     copied = []
     for number, commit in enumerate(waiting):
         try:
-            copied.append(courier.deliver(commit, outlook, waiting=len(waiting) - number - 1))
+            left = len(waiting) - number - 1
+            copied.append(courier.deliver(commit, outlook, settle=partial(int, left)))
         except (IntegrityError, UnsupportedFormatError) as error:
             damaged[commit.name] = str(error)
     return Report(

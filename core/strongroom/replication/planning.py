@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from strongroom import retention
@@ -13,7 +13,7 @@ from strongroom.lineage import current_line
 from strongroom.manifest import Commit
 from strongroom.retention import KeepAll, RetentionPolicy
 
-__all__ = ["Plan", "check_target", "plan"]
+__all__ = ["Plan", "check_apart", "check_target", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,18 @@ class Plan:
         return (*self.copies, *self.to_verify)
 
 
+def check_apart(uris: Sequence[str]) -> None:
+    """Raise ConfigError where a tier is another one, or lies inside it."""
+    folders = [f"{uri.rstrip('/')}/" for uri in uris]
+    for number, folder in enumerate(folders):
+        for other in folders[:number]:
+            if folder.startswith(other) or other.startswith(folder):
+                raise ConfigError(
+                    f"{other} cannot be copied to {folder}: they are one place, or one lies inside the "
+                    "other; give each tier a place of its own"
+                )
+
+
 def check_target(
     source: History, target: History | None, *, source_uri: str, uri: str, launch: int | None
 ) -> None:
@@ -70,7 +82,9 @@ def check_target(
                 f"another writer has taken launch {number} at {uri}: its record there is not the one in "
                 f"{source_uri}. Nothing more is copied there; stop one of the two, or give each its own root"
             )
-    latest = max(target.launch_numbers, default=0)
+    # Not of folders that nobody committed: any stray object would make one.
+    records = target.launches.keys() | target.damaged_launches.keys()
+    latest = max(records | {name.launch for name in target.commits}, default=0)
     if launch is not None and latest > launch:
         raise FencedError(
             f"launch {latest} has taken the run over at {uri}; this process is launch {launch} and commits "

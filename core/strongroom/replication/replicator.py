@@ -9,11 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final
 
 from strongroom.catalog import History
 from strongroom.config import SYSTEM_CLOCK, Clock
-from strongroom.errors import ConfigError, FencedError, ReplicationError, WaitTimeoutError
+from strongroom.errors import (
+    ConfigError,
+    FencedError,
+    ReplicationError,
+    StrongroomError,
+    WaitTimeoutError,
+)
 from strongroom.events import Emitter
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
@@ -29,6 +36,8 @@ _LINGER_S: Final = 60.0
 """How long a failing target keeps an interpreter that would otherwise end."""
 _STOP_S: Final = 5.0
 """How long `Replicator.close` waits for threads that were told to stop."""
+_LOOK_S: Final = 10.0
+"""How long retention waits for a target to say what stands there."""
 _SLICE_S: Final = 1.0
 """How late the end of the main thread is seen at most."""
 
@@ -104,11 +113,15 @@ class Replicator:
                     line.wake(commit, launch)
 
     @property
-    def fenced(self) -> FencedError | None:
-        """What a target has shown of another writer that took the run over; None: nothing."""
+    def fenced(self) -> StrongroomError | None:
+        """What has ended the copying to a target for good; None: nothing has.
+
+        That another writer has taken the run over there comes first; else it may be another run's, or the
+        first tier itself.
+        """
         with self._changed:
-            errors = [line.stopped_by for line in self._lines]
-        return next((error for error in errors if isinstance(error, FencedError)), None)
+            errors = [line.stopped_by for line in self._lines if line.stopped_by is not None]
+        return next((error for error in errors if isinstance(error, FencedError)), next(iter(errors), None))
 
     def wait(self, name: CheckpointName, timeout_s: float | None = None) -> None:
         """Return once a checkpoint stands on every target, verified.
@@ -149,30 +162,73 @@ class Replicator:
     def is_verified_elsewhere(self, name: CheckpointName) -> bool:
         """Whether the first tier may lose a checkpoint: it is known to stand on some target, verified.
 
-        Or every target has passed it over, and has a newer one, verified.
+        Or no target is to have it, and each has a newer one, verified.
         """
         with self._changed:
             if any(line.stands(name) for line in self._lines):
                 return True
-            return all(line.why_passed(name) is not None and line.has_newer(name) for line in self._lines)
+            return all(line.is_unwanted(name) and line.has_newer(name) for line in self._lines)
 
     def held(self, history: History) -> Mapping[CheckpointName, str]:
         """Which checkpoints of the first tier must not be removed from it yet, and why.
 
         One may go once it is verified on some target and every other one has it too, has passed it over, or
-        fails at the moment. One that no target is to have may go once each has a newer one, verified.
+        fails at the moment. One that no target is to have may go once each has a newer one, verified. Where
+        one may go by what was seen before, the targets are looked at once more, and only what stands there
+        now counts; whoever asks waits for that, for a bounded time.
         """
-        with self._changed:
-            reasons = {name: self._why_held(name) for name in history.commits}
+        reasons = self._why_held_each(history, {})
+        released = [commit for name, commit in history.commits.items() if reasons[name] is None]
+        if released:
+            reasons = self._why_held_each(history, self._look_again(released))
         return {name: why for name, why in reasons.items() if why is not None}
 
-    def _why_held(self, name: CheckpointName) -> str | None:
+    def _why_held_each(
+        self, history: History, seen: Mapping[str, frozenset[CheckpointName]]
+    ) -> dict[CheckpointName, str | None]:
+        with self._changed:
+            return {name: self._why_held(name, seen) for name in history.commits}
+
+    def _look_again(self, commits: Sequence[Commit]) -> Mapping[str, frozenset[CheckpointName]]:
+        """What stands on each target just now, of some checkpoints, by its URI; nothing: it is not known."""
+        began = {}
+        with self._changed:
+            for line in self._lines:
+                asked = {commit for commit in commits if line.stands(commit.name)}
+                if (best := line.best()) is not None:
+                    # For its sake what is not to come there may go.
+                    asked.add(best)
+                if asked:
+                    began[line] = (line.look_again(asked), asked)
+        end = time.monotonic() + _LOOK_S
+        seen = dict.fromkeys((line.uri for line in self._lines), frozenset[CheckpointName]())
+        for line, (looking, asked_of) in began.items():
+            if looking is None:
+                continue
+            try:
+                there = set(looking.result(max(0.0, end - time.monotonic())))
+            except (StrongroomError, FutureTimeoutError):
+                continue
+            seen[line.uri] = frozenset(commit.name for commit in there)
+            lost = [commit.name for commit in asked_of - there]
+            if lost:
+                with self._changed:
+                    line.note_lost(lost)
+        return seen
+
+    def _why_held(self, name: CheckpointName, seen: Mapping[str, frozenset[CheckpointName]]) -> str | None:
         standing = [line for line in self._lines if line.stands(name)]
         expecting = [line for line in self._lines if line not in standing and line.why_passed(name) is None]
+        wanting = [line for line in self._lines if line not in standing and not line.is_unwanted(name)]
+        if standing and not any(name in seen.get(line.uri, (name,)) for line in standing):
+            return f"it stood on {standing[0].uri}, and it cannot be seen whether it still does"
         if not standing:
             if expecting:
                 return f"it is not verified on another tier yet, such as {expecting[0].uri}"
-            behind = next((line for line in self._lines if not line.has_newer(name)), None)
+            if wanting:
+                why = wanting[0].why_passed(name)
+                return f"it is not verified on {wanting[0].uri}, where it cannot be put: {why}"
+            behind = next((line for line in self._lines if not _has_newer_now(line, name, seen)), None)
             return None if behind is None else f"no newer one is verified on {behind.uri} yet"
         coming = [line for line in expecting if line.is_going_well]
         return f"it is on its way to {coming[0].uri}" if coming else None
@@ -181,14 +237,17 @@ class Replicator:
         """End the copying; once more is fine.
 
         Args:
-            timeout_s: how long to wait until all is copied.
+            timeout_s: how long to wait until all is copied; for a target that fails, a minute at most.
 
         Raises:
             ReplicationError: something still waits: whoever opens the run again goes on with it.
         """
         end = time.monotonic() + timeout_s
         with self._changed:
-            while any(line.is_busy for line in self._lines) and (left_s := end - time.monotonic()) > 0:
+            while (
+                any(line.is_worth_waiting_for for line in self._lines)
+                and (left_s := end - time.monotonic()) > 0
+            ):
                 self._changed.wait(min(_SLICE_S, left_s))
             was_closed, self._is_closed = self._is_closed, True
             for line in self._lines:
@@ -209,6 +268,11 @@ class Replicator:
                 f"`strongroom replicate` does",
                 tiers=tuple(state.uri for state in left),
             )
+
+
+def _has_newer_now(line: Upkeep, name: CheckpointName, seen: Mapping[str, frozenset[CheckpointName]]) -> bool:
+    best = line.best()
+    return best is not None and line.has_newer(name) and best.name in seen.get(line.uri, (best.name,))
 
 
 def _still_missing(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +40,8 @@ _TURN_TAKEN_S: Final = 60.0
 """How long another process is left alone that copies to the same target."""
 _CLEAR_UP_S: Final = 600.0
 """How often it is looked for signatures and keyrings that came later."""
+_PATIENCE_S: Final = 60.0
+"""How long a target that fails is waited for by who ends a job: its copies are made by the next one."""
 _SLICE_S: Final = 1.0
 """How late the end of the main thread is seen at most."""
 _FAILURES_A_PASS: Final = 2
@@ -52,7 +54,7 @@ class TargetState:
 
     Attributes:
         uri: the target.
-        pending: checkpoints that wait for it.
+        pending: checkpoints of the first tier that it is to have, and is not known to have, verified.
         lag_s: how long ago the oldest of them was committed on the first tier.
         last_step: of the newest checkpoint that is known to stand there, verified; None: of none.
         last_error: why the last try failed; None: it did not.
@@ -119,7 +121,7 @@ class Upkeep:
         self._launch: int | None = None
         self._pending: dict[CheckpointName, Commit] = {}
         self._expected: set[CheckpointName] = set()
-        self._standing: set[CheckpointName] = set()
+        self._standing: dict[CheckpointName, Commit] = {}
         self._ever_verified: set[CheckpointName] = set()
         self._passed_over: dict[CheckpointName, str] = {}
         self._conflicts: dict[CheckpointName, str] = {}
@@ -127,8 +129,13 @@ class Upkeep:
         self._gone: dict[CheckpointName, str] = {}
         self._ranks: dict[CheckpointName, int] = {}
         self._last: CheckpointName | None = None
+        self._wrong_there: set[CheckpointName] = set()
+        self._has_to_take_turn = False
+        self._is_answering = False
+        self._looking: Future[Collection[Commit]] | None = None
         self._failures = 0
         self._in_a_row = 0
+        self._failing_since = 0.0
         self._watch = LagWatch()
         self._cleared_up_at: float | None = None
         self._alone_since: float | None = None
@@ -144,12 +151,25 @@ class Upkeep:
         return self._thread is not None
 
     @property
+    def is_worth_waiting_for(self) -> bool:
+        """Whether somebody who ends it may wait: it copies, or began to fail a short while ago."""
+        if not self.is_busy or self._in_a_row == 0:
+            return self.is_busy
+        return bool(self._pending) and time.monotonic() - self._failing_since < _PATIENCE_S
+
+    @property
     def is_going_well(self) -> bool:
         """Whether what is expected there is likely to come soon."""
         return self._in_a_row == 0 and self.stopped_by is None
 
     def wake(self, commit: Commit | None, launch: int | None) -> None:
         if launch is not None:
+            if launch > (self._launch or 0) and self.stopped_by is not None:
+                # A writer that has restored, and has taken the run back.
+                _LOG.info("what is committed is copied to %s again: launch %d has begun", self.uri, launch)
+                self.stopped_by, self.error = None, None
+                self._in_a_row = 0
+                self._has_to_take_turn = True
             self._launch = max(launch, self._launch or 0)
         if self.stopped_by is not None or self._stopping.is_set():
             return
@@ -181,10 +201,49 @@ class Upkeep:
         """Whether it stood there, verified, when it was last looked."""
         return name in self._standing
 
+    def look_again(self, commits: Collection[Commit]) -> Future[Collection[Commit]] | None:
+        """Begin to look which of some that stood there still do; None: that cannot be found out now."""
+        if self._stopping.is_set() or self.stopped_by is not None or not self._is_answering:
+            return None
+        if self._looking is not None and not self._looking.done():
+            # That one may have looked before what is asked about now.
+            return None
+        try:
+            self._looking = start(lambda: self._courier.confirm(commits), name="strongroom-confirm")
+        except RuntimeError:
+            return None
+        return self._looking
+
+    def note_lost(self, names: Collection[CheckpointName]) -> None:
+        """They do not stand there any more, or not whole: they are looked at by whoever copies."""
+        for name in names:
+            self._standing.pop(name, None)
+        self._ever_verified -= set(names)
+        self.wake(None, None)
+
     def has_newer(self, name: CheckpointName) -> bool:
         """Whether one stands there, verified, that a restore would prefer to this one."""
-        rank = self._ranks.get(name)
-        return rank is not None and any(self._ranks.get(other, rank) < rank for other in self._standing)
+        best = self.best()
+        return best is not None and best.name in self._ranks and self._is_before(best.name, name)
+
+    def best(self) -> Commit | None:
+        """What a restore would take first of all that stands there, verified."""
+        last = len(self._ranks)
+        return min(
+            self._standing.values(), key=lambda commit: self._ranks.get(commit.name, last), default=None
+        )
+
+    def _is_before(self, one: CheckpointName, other: CheckpointName) -> bool:
+        return other in self._ranks and self._ranks[one] < self._ranks[other]
+
+    def is_unwanted(self, name: CheckpointName) -> bool:
+        """Whether a checkpoint is not to come there, by the target's policy or as it is damaged here.
+
+        Where it was found damaged there, or another one stands in its place, it is wanted all the same.
+        """
+        if name in self._conflicts or name in self._wrong_there:
+            return False
+        return name in self._left_out or name in self._gone or name in self._passed_over
 
     def why_passed(self, name: CheckpointName) -> str | None:
         """Why a checkpoint by itself is not to come there; None: it is, or has."""
@@ -265,6 +324,10 @@ class Upkeep:
         with self._changed:
             self._courier.launch = self._launch
             left_out, expected = set(self._left_out), set(self._expected)
+            has_to_take_turn, self._has_to_take_turn = self._has_to_take_turn, False
+        if has_to_take_turn:
+            self._courier.leave()
+        self._courier.name_tier()
         outlook = self._courier.look(left_out)
         self._note(outlook, expected)
         waiting = outlook.plan.waiting
@@ -274,13 +337,13 @@ class Upkeep:
         elif self._courier.launch is not None:
             self._courier.announce(outlook)
         failed = 0
-        for number, commit in enumerate(waiting):
+        for commit in waiting:
             try:
-                self._deliver(commit, outlook, others=len(waiting) - number - 1)
+                self._deliver(commit, outlook)
             except (ConfigError, FencedError, CancelledError, ReplicationError):
                 raise
             except (IntegrityError, UnsupportedFormatError) as error:
-                self._leave_out(commit, error)
+                self._leave_out(commit, error, is_wrong_there=commit in outlook.plan.to_verify)
             except Exception as error:  # noqa: BLE001 - as in `_work`
                 first_error = first_error or error
                 failed += 1
@@ -298,16 +361,23 @@ class Upkeep:
             self._alone_since = None
             self.error = None
 
-    def _deliver(self, commit: Commit, outlook: Outlook, *, others: int) -> None:
+    def _deliver(self, commit: Commit, outlook: Outlook) -> None:
         self._check()
-        self._courier.deliver(commit, outlook, waiting=others)
+        # Known before it is told: who hears of it may ask what the first tier need not keep any more.
+        self._courier.deliver(commit, outlook, settle=lambda: self._settle(commit))
+
+    def _settle(self, commit: Commit) -> int:
+        """Note that a checkpoint stands there, verified; how many others wait."""
+        name = commit.name
         with self._changed:
-            self._pending.pop(commit.name, None)
-            self._standing.add(commit.name)
-            self._ever_verified.add(commit.name)
-            if self._last is None or commit.name > self._last:
-                self._last = commit.name
+            self._pending.pop(name, None)
+            self._standing[name] = commit
+            self._ever_verified.add(name)
+            self._is_answering = True
+            if self._last is None or name > self._last:
+                self._last = name
             self._changed.notify_all()
+            return len(self._pending)
 
     def _clear_up(self, outlook: Outlook) -> None:
         now = self._clock.monotonic()
@@ -329,12 +399,21 @@ class Upkeep:
                 name: commit for name, commit in self._pending.items() if self._is_news and name not in source
             }
             self._pending = {**newer, **{commit.name: commit for commit in plan.waiting}}
-            self._standing = {commit.name for commit in plan.standing}
+            self._standing = {commit.name: commit for commit in plan.standing}
+            self._is_answering = True
             # Also of what is gone from here since, and so is noted no more.
             self._ever_verified |= verified
+            if outlook.target is not None:
+                if not outlook.target.has_commits:
+                    # Somebody has emptied it.
+                    self._ever_verified.clear()
+                # What it has lost, or may have lost, counts again once it has come again.
+                self._ever_verified -= {commit.name for commit in plan.waiting}
+                self._ever_verified -= plan.conflicts.keys()
             self._passed_over, self._conflicts = dict(plan.passed_over), dict(plan.conflicts)
             self._ranks = {name: rank for rank, name in enumerate(plan.ranked)}
             self._left_out = {name: why for name, why in self._left_out.items() if name in source}
+            self._wrong_there &= self._left_out.keys()
             if plan.standing:
                 self._last = max(commit.name for commit in plan.standing)
             for name in expected - source.keys() - newer.keys():
@@ -347,13 +426,17 @@ class Upkeep:
             self._watch_lag()
             self._changed.notify_all()
 
-    def _leave_out(self, commit: Commit, error: StrongroomError) -> None:
+    def _leave_out(self, commit: Commit, error: StrongroomError, *, is_wrong_there: bool) -> None:
         """A checkpoint that cannot be copied: the others go on."""
         why = "it was gone from the first tier before it was copied"
         if not self._courier.is_gone(commit):
             why = str(error)
         with self._changed:
             self._left_out[commit.name] = why
+            self._standing.pop(commit.name, None)
+            self._ever_verified.discard(commit.name)
+            if is_wrong_there:
+                self._wrong_there.add(commit.name)
             # Of the others the target's policy may choose another one now.
             self._is_news = True
             self._pending.pop(commit.name, None)
@@ -379,6 +462,9 @@ class Upkeep:
         with self._changed:
             self._failures += 1
             self._in_a_row += 1
+            if self._in_a_row == 1:
+                self._failing_since = time.monotonic()
+            self._is_answering = False
             is_first = self._in_a_row == 1
             self.error = told
             newest = next(iter(self._pending.values()), None)
