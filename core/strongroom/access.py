@@ -64,12 +64,12 @@ class Access:
         self._publics = [message.pieces.get("public", b"") for message in said]
 
     def admit(
-        self, root: str, stores: tuple[Store, ...], commit: Commit, *, accept_older: bool
+        self, roots: Sequence[str], stores: tuple[Store, ...], commit: Commit, *, accept_older: bool
     ) -> dict[int, Message]:
         """On the coordinator: judge a checkpoint, then unlock it.
 
         Args:
-            root: what the run's root is called.
+            roots: what the run's root, and its further tiers, are called.
             stores: where the checkpoint stands.
 
         Returns:
@@ -88,7 +88,8 @@ class Access:
         store, *others = stores
         self._admitted = opened = open_checkpoint(store, commit, self._guard, others=tuple(others))
         if self._guard.floor is not None and not accept_older:
-            self._guard.floor.check(root, commit)
+            for root in roots:
+                self._guard.floor.check(root, commit)
         sealing = self._sealing
         if sealing is None or not must_unlock:
             return {}
@@ -102,11 +103,12 @@ class Access:
             told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
         return told
 
-    def remember(self, root: str, commit: Commit) -> None:
+    def remember(self, roots: Sequence[str], commit: Commit) -> None:
         """On the coordinator: lift the floor to a checkpoint that every rank has found whole."""
-        self._guard.remember(root, commit)
+        for root in roots:
+            self._guard.remember(root, commit)
 
-    def check_emptied(self, root: str, history: History) -> None:
+    def check_emptied(self, roots: Sequence[str], history: History) -> None:
         """On the coordinator: refuse to take a root for a new one that checkpoints were taken away from.
 
         Raises:
@@ -114,8 +116,10 @@ class Access:
             ConfigError, StoreError: what is remembered cannot be read.
         """
         floor = self._guard.floor
-        run = None if floor is None else floor.run_of(root)
-        if floor is not None and run is not None:
+        for root in roots:
+            run = None if floor is None else floor.run_of(root)
+            if floor is None or run is None:
+                continue
             highest = floor.highest(run)
             seen = "" if highest is None else f", at launch {highest.launch}, step {highest.step}"
             raise RollbackError(
@@ -126,7 +130,7 @@ class Access:
         if went_on:
             last = max(went_on, key=lambda launch: launch.launch)
             raise RollbackError(
-                f"no checkpoint is committed at {root}, and launch {last.launch} went on from "
+                f"no checkpoint is committed at {' or '.join(roots)}, and launch {last.launch} went on from "
                 f"{last.parent.name if last.parent else 'one'} there: they were taken away. Find out why; "
                 "accept_older=True begins anew"
             )

@@ -193,8 +193,11 @@ class Catalog:
         self._known_run: tuple[str, Run] | None = None
         self._lock = threading.Lock()
 
-    def history(self) -> History:
+    def history(self, *, stand_in: Run | None = None) -> History:
         """The root as it is now.
+
+        Args:
+            stand_in: the run's record from elsewhere, for where this root's is missing or damaged.
 
         Raises:
             IntegrityError: there are commits, and ``run.json`` is missing or damaged.
@@ -203,9 +206,9 @@ class Catalog:
         """
         # Retention looks from the background while the training thread lists.
         with self._lock:
-            return self._history()
+            return self._history(stand_in)
 
-    def _history(self) -> History:
+    def _history(self, stand_in: Run | None) -> History:
         outline = self._outline()
         commits: dict[CheckpointName, Commit] = {}
         damaged: dict[CheckpointName, str] = {}
@@ -226,7 +229,12 @@ class Catalog:
                 commits[name] = commit
         self._commits = {name: read for name, read in self._commits.items() if name in commits}
 
-        run = self._run(outline.versions)
+        try:
+            run = self._run(outline.versions) or stand_in
+        except FormatError:
+            if stand_in is None:
+                raise
+            run = stand_in
         if run is None and (commits or damaged):
             raise IntegrityError(
                 f"{layout.RUN} is missing in {self._store.uri}, where checkpoints were committed; copy it "

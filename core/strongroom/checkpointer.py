@@ -320,7 +320,15 @@ class Checkpointer:
         )
         self._owners = Owners(self._ranks.world_size)
         self._replicating = (
-            Replicating(self._tiers, self._ranks, emitter=self._emitter, clock=clock, guard=self._guard)
+            Replicating(
+                self._tiers,
+                self._ranks,
+                emitter=self._emitter,
+                clock=clock,
+                guard=self._guard,
+                timeout_s=self._timeout_s,
+                on_arrival=self._tidy,
+            )
             if replicate_to
             else None
         )
@@ -351,7 +359,6 @@ class Checkpointer:
         self._in_flight: _InFlight | None = None
         self._committed: SaveHandle | None = None
         self._newest: CheckpointRef | None = None
-        self._last_commit: Commit | None = None
         self._is_busy = False
         self._process_id = os.getpid()
         self._is_closed = False
@@ -588,6 +595,10 @@ class Checkpointer:
         }
         needed_bytes = self._stager.held_bytes if self._ranks.is_alone else self._owners.size_bytes
         full = why_full(self._store, needed_bytes, reserve_bytes=self._reserve_bytes)
+        if full is not None and self._replicating is not None:
+            # What had to stay until it stood elsewhere may have been all that fills it.
+            self._tidy()
+            full = why_full(self._store, needed_bytes, reserve_bytes=self._reserve_bytes)
         if full is not None:
             members["full"] = full
         pieces = {"launch": turn.launch.encode()}
@@ -639,11 +650,18 @@ class Checkpointer:
         turn = self._turns.begin(parent, accept_older=self._accepts_older)
         if self._replicating is not None:
             self._replicating.begin(turn.launch.launch)
+            self._tidy()
         parent_step = parent.step if parent else None
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
         )
         return turn
+
+    def _tidy(self) -> None:
+        """Retention on the first tier where nothing was committed, but something may stand elsewhere now."""
+        turn = self._turns.current
+        if self._replicating is not None and turn is not None and self._ranks.is_coordinator:
+            self._keeper.tidy(turn.launch.run, turn.launch.launch, tuple(self._verified))
 
     def _check_order(self, step: int) -> None:
         turn = self._turns.current
@@ -684,10 +702,11 @@ class Checkpointer:
         handle.settle(Checkpoint.of(commit))
         self._committed = handle
         if self._ranks.is_coordinator:
-            self._guard.remember(self._store.uri, commit)
-            self._last_commit = commit
+            for uri in self._tiers.uris:
+                self._guard.remember(uri, commit)
             self._keeper.retain(commit, self._verified)
-            self._gauge.measure(attempt.run, self._tiers.stores)
+            self._gauge.measure(attempt.run, (self._store,))
+            self._gauge.measure_aside(attempt.run, self._tiers.stores[1:])
 
     def _fail(self, attempt: Attempt, handle: SaveHandle, error: BaseException) -> None:
         if self._ranks.is_coordinator:
@@ -788,6 +807,9 @@ class Checkpointer:
             judge=judge,
         )
         self._accepts_older = accept_older
+        if self._replicating is not None:
+            # What an earlier job has left, though this one may save nothing.
+            self._replicating.begin(None)
         if result is None:
             return None
         restored, commit = result
@@ -887,9 +909,8 @@ class Checkpointer:
             if self._replicating is not None:
                 self._replicating.close(self._timeout_s if timeout_s is None else timeout_s)
         finally:
-            if self._replicating is not None and self._last_commit is not None:
-                # What had to stay until it stood elsewhere may go now.
-                self._keeper.retain(self._last_commit, self._verified)
+            # What had to stay until it stood elsewhere may go now.
+            self._tidy()
             self._failures.raise_untold()
 
     def __enter__(self) -> Self:

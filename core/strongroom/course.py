@@ -23,6 +23,7 @@ from strongroom.errors import (
     ObjectNotFoundError,
     RollbackError,
     StateMismatchError,
+    StoreUnavailableError,
 )
 from strongroom.events import CheckpointSkipped, Emitter
 from strongroom.layout import CheckpointName
@@ -127,7 +128,7 @@ class Course:
                 return Verdict(shared=Message(members={"do": "read"}), own=self._access.hand(said))
             is_superseded = name not in self._history.line.newest_first
             # Every rank has found its part whole: from here on, nothing lower is taken for the newest.
-            self._access.remember(source.uri, commit)
+            self._access.remember(source.tiers.uris, commit)
             return _do("load", skipped=self._skipped, is_superseded=is_superseded)
         if self._looks < _MAX_LOOKS and self._is_gone(commit):
             return self._look()
@@ -153,7 +154,8 @@ class Course:
             if self._history.has_commits or self.step is not None:
                 break
             if not source.is_other and not self._accept_older:
-                self._access.check_emptied(source.uri, self._history)
+                self._access.check_emptied(source.tiers.uris, self._history)
+                _check_all_seen(source)
         else:
             check_origin(self._sources)
             return _do("nothing")
@@ -181,7 +183,7 @@ class Course:
             numbers = source.tiers.holders(commit)
             try:
                 own = self._access.admit(
-                    source.uri, source.stores(numbers), commit, accept_older=self._accept_older
+                    source.tiers.uris, source.stores(numbers), commit, accept_older=self._accept_older
                 )
             except IntegrityError as error:
                 self._candidates.tell(commit.name, error)
@@ -255,6 +257,16 @@ class Course:
                 "pass accept_older=True to go back further",
                 reasons=self._skipped,
             )
+
+
+def _check_all_seen(source: Source) -> None:
+    """Raise StoreUnavailableError where nothing is there, and a tier was not seen: it may be there."""
+    if source.tiers.missing:
+        raise StoreUnavailableError(
+            f"no checkpoint is committed where this process can look, and a tier is out of reach: "
+            f"{'; '.join(source.tiers.missing)}. To begin anew could cut the run off from all it has saved: "
+            "bring the tier back; accept_older=True begins anew"
+        )
 
 
 def check_origin(sources: Sequence[Source]) -> None:

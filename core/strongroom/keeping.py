@@ -7,6 +7,7 @@ writer; `find_garbage` does for whoever comes from outside, and knows of no writ
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -120,6 +121,7 @@ class Keeper:
         keep: the policy; None: nothing is ever removed.
         guard: what the policy demands of a checkpoint that counts.
         held: what must not go yet.
+        is_copied_to: whether others may be copying to this root from another tier.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Keeper:
         emitter: Emitter,
         guard: Guard = NO_GUARD,
         held: Held | None = None,
+        is_copied_to: bool = False,
     ) -> None:
         self._store = store
         self._catalog = catalog
@@ -140,6 +143,8 @@ class Keeper:
         self._emitter = emitter
         self._judge = _Judge(store, guard)
         self._held = held
+        self._is_copied_to = is_copied_to
+        self._lock = threading.Lock()
         self._half_removed: set[CheckpointName] = set()
         self._told: frozenset[CheckpointName] = frozenset()
 
@@ -150,25 +155,46 @@ class Keeper:
             commit: what this writer has just committed.
             verified: checkpoints that it has restored, and so found whole.
         """
+        self._look(commit.run, commit.name.launch, verified, commit)
+
+    def tidy(self, run: str, launch: int, verified: Collection[CheckpointName]) -> None:
+        """As `retain`, where nothing was committed: what had to stay may go now. Never raises.
+
+        Args:
+            launch: the writer's turn.
+        """
+        self._look(run, launch, verified, None)
+
+    def _look(
+        self, run: str, launch: int, verified: Collection[CheckpointName], commit: Commit | None
+    ) -> None:
         if self._keep is None:
             return
         try:
-            for plan in self._plans(self._keep, commit, verified):
-                self._carry_out(plan, commit.run)
+            # A save that has committed and a copy that has arrived may both be followed by a look.
+            with self._lock:
+                for plan in self._plans(self._keep, launch, verified, commit):
+                    self._carry_out(plan, run)
         except Exception as error:  # noqa: BLE001
             # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
-            self._emitter.emit(RemovalFailed(run=commit.run, folder="", reason=str(error)))
+            self._emitter.emit(RemovalFailed(run=run, folder="", reason=str(error)))
 
     def _plans(
-        self, keep: RetentionPolicy, commit: Commit, verified: Collection[CheckpointName]
+        self,
+        keep: RetentionPolicy,
+        launch: int,
+        verified: Collection[CheckpointName],
+        commit: Commit | None,
     ) -> Iterator[Plan]:
         """What is to go, one matter after another: where one cannot be looked into, the others were done."""
-        name = commit.name
         history = self._catalog.history()
-        if max(history.launch_numbers) > name.launch:
+        if max(history.launch_numbers, default=0) > launch:
             # A later writer slipped in between the fence and the commit: what stays is its to say.
             return
-        self._judge.vouch(commit)
+        name = commit.name if commit is not None else None
+        in_flight = (name,) if name is not None else ()
+        if commit is not None:
+            self._judge.vouch(commit)
         counting = self._judge.count(history)
         for strange, why in counting.strange.items():
             if strange not in self._told:
@@ -188,20 +214,18 @@ class Keeper:
         yield sweep.orphans(
             self._store,
             history,
-            launch=name.launch,
+            launch=launch,
             now_ns=now_ns,
-            in_flight=(name,),
+            in_flight=in_flight,
             half_removed=half_removed,
         )
-        yield sweep.abandoned_uploads(
-            self._store, history, launch=name.launch, now_ns=now_ns, in_flight=(name,)
-        )
+        yield sweep.abandoned_uploads(self._store, history, launch=launch, now_ns=now_ns, in_flight=in_flight)
 
     def _carry_out(self, plan: Plan, run: str) -> None:
         for unknown in plan.unknown:
             self._emitter.emit(RemovalFailed(run=run, folder="", reason=f"it is not known {unknown}"))
         for removal in plan.removals:
-            outcome = sweep.remove(self._store, removal)
+            outcome = sweep.remove(self._store, removal, marks=self._is_copied_to, now_ns=self._clock.now_ns)
             if outcome.is_half_done:
                 self._half_removed.add(removal.name)
             self._emitter.emit(_event(run, outcome))

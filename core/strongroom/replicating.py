@@ -6,21 +6,23 @@ The coordinator alone copies, with what `strongroom.replication` has. Another ra
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from strongroom.catalog import Checkpoint, History
-from strongroom.errors import FencedError, WaitTimeoutError
+from strongroom.errors import AccessDeniedError, ConfigError, FencedError, ReplicationError, WaitTimeoutError
+from strongroom.events import CheckpointReplicated, Emitter, Event
 from strongroom.layout import COMMIT, CheckpointName
 
 if TYPE_CHECKING:
     from strongroom.config import Clock
-    from strongroom.events import Emitter
     from strongroom.manifest import Commit
     from strongroom.ranks import Ranks
     from strongroom.replication import Replicator, TargetState
     from strongroom.signing import Guard
+    from strongroom.stores.base import Store
     from strongroom.tiers import Tiers
 
 __all__ = ["Replicating"]
@@ -35,10 +37,24 @@ class Replicating:
     Args:
         tiers: at least two.
         guard: what counts as a checkpoint in the retention of a tier.
+        timeout_s: how long ranks wait for each other.
+        on_arrival: called after each copy, on whichever thread has made it.
     """
 
-    def __init__(self, tiers: Tiers, ranks: Ranks, *, emitter: Emitter, clock: Clock, guard: Guard) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        ranks: Ranks,
+        *,
+        emitter: Emitter,
+        clock: Clock,
+        guard: Guard,
+        timeout_s: float,
+        on_arrival: Callable[[], None],
+    ) -> None:
         self._tiers = tiers
+        self._timeout_s = timeout_s
+        self._process_id = os.getpid()
         self._replicator: Replicator | None = None
         if ranks.is_coordinator:
             from strongroom.replication import Replicator, Target
@@ -49,16 +65,17 @@ class Replicating:
                     Target(store=store, keep=tier.keep, max_bytes_per_second=tier.max_bytes_per_second)
                     for store, tier in zip(tiers.stores[1:], tiers.settings, strict=True)
                 ],
-                emitter=emitter,
+                emitter=_Telling(emitter, on_arrival),
                 clock=clock,
                 guard=guard,
             )
 
-    def begin(self, launch: int) -> None:
-        """Take up what an earlier job has left, now that this one writes the run.
+    def begin(self, launch: int | None) -> None:
+        """Take up what an earlier job has left, now that this one has opened the run.
 
         Args:
-            launch: this writer's turn; a later one on a tier ends what is copied there.
+            launch: this writer's turn; a later one on a tier ends what is copied there. None: it has none
+                yet.
         """
         if self._replicator is not None:
             self._replicator.begin(launch)
@@ -79,18 +96,27 @@ class Replicating:
         return self._replicator.held(history) if self._replicator is not None else {}
 
     def wait(self, checkpoint: Checkpoint, timeout_s: float | None) -> None:
-        """Return once a checkpoint stands on every tier; see `SaveHandle.replicated`."""
+        """Return once a checkpoint stands on every tier; see `SaveHandle.replicated`.
+
+        On other ranks than the coordinator no longer than the job's ranks wait for each other: why it does
+        not come is known to the coordinator alone.
+        """
+        if self._process_id != os.getpid():
+            raise ConfigError(
+                f"copies are made by process {self._process_id}, of which this one is a fork; ask there"
+            )
         name = CheckpointName(launch=checkpoint.launch, step=checkpoint.step, attempt=checkpoint.attempt)
         if self._replicator is not None:
             self._replicator.wait(name, timeout_s)
             return
-        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        ends_at = time.monotonic() + timeout_s
         looks = 0
         for store in self._tiers.stores[1:]:
-            while not _stands(store.list_names(name.folder)):
+            while not _stands(store, name.folder):
                 pause_s = _LOOKS_S[min(looks, len(_LOOKS_S) - 1)]
                 looks += 1
-                if ends_at is not None and time.monotonic() + pause_s > ends_at:
+                if time.monotonic() + pause_s > ends_at:
                     raise WaitTimeoutError(
                         f"step {checkpoint.step} is not on {store.uri} after {timeout_s:g} s; rank 0 goes on "
                         "copying it in the background"
@@ -111,5 +137,26 @@ class Replicating:
             self._replicator.close(timeout_s)
 
 
-def _stands(names: list[str]) -> bool:
-    return COMMIT in names
+def _stands(store: Store, folder: str) -> bool:
+    try:
+        return COMMIT in store.list_names(folder)
+    except AccessDeniedError as error:
+        raise ReplicationError(
+            f"whether {folder} stands at {store.uri} cannot be seen from this rank, which may not look "
+            "there; ask on rank 0, which copies",
+            tiers=(store.uri,),
+        ) from error
+
+
+class _Telling(Emitter):
+    """Hands events on, and says of each copy that has arrived that it has."""
+
+    def __init__(self, emitter: Emitter, on_arrival: Callable[[], None]) -> None:
+        super().__init__()
+        self._emitter = emitter
+        self._on_arrival = on_arrival
+
+    def emit(self, event: Event) -> None:
+        self._emitter.emit(event)
+        if isinstance(event, CheckpointReplicated):
+            self._on_arrival()

@@ -7,7 +7,8 @@ does not fit then fails as it is written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from strongroom.errors import StoreError
@@ -50,6 +51,7 @@ class Gauge:
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
         self._told: dict[str, int] = {}
+        self._aside: threading.Thread | None = None
 
     def measure(self, run: str, stores: Iterable[Store]) -> None:
         """Look at every store that knows; never raises into training."""
@@ -57,6 +59,19 @@ class Gauge:
             space = _space(store)
             if space is not None:
                 self._tell(run, store.uri, space)
+
+    def measure_aside(self, run: str, stores: Sequence[Store]) -> None:
+        """As `measure`, on a thread of its own: nobody waits for a store that does not answer.
+
+        One that has not answered yet is not asked again, and keeps no program from ending.
+        """
+        asked = self._aside
+        if not stores or (asked is not None and asked.is_alive()):
+            return
+        self._aside = threading.Thread(
+            target=self.measure, args=(run, stores), name="strongroom-gauge", daemon=True
+        )
+        self._aside.start()
 
     def _tell(self, run: str, uri: str, space: Space) -> None:
         used = space.used_fraction

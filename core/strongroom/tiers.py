@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from strongroom.catalog import Catalog, History
 from strongroom.config import check_keep
-from strongroom.errors import AccessDeniedError, ConfigError, StoreError
+from strongroom.errors import AccessDeniedError, ConfigError, IntegrityError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.merging import Merged, merge
@@ -72,6 +72,7 @@ class Tiers:
 
     Attributes:
         accepts_missing: whether a tier that is out of reach is passed over.
+        missing: why tiers were out of reach when `history` was asked last; empty where all were seen.
         is_own: whether the first tier is opened as it is, and no role says what may be done there.
         stores: for saving, by tier.
         settings: of the tiers behind the first.
@@ -94,6 +95,7 @@ class Tiers:
         self._trust = trust
         self.accepts_missing = accepts_missing
         self._is_told = False
+        self.missing: tuple[str, ...] = ()
         self._has_stopped_reading = False
         self._merged: Merged | None = None
         self._reading: tuple[Store, ...] = ()
@@ -144,9 +146,14 @@ class Tiers:
             return self._catalogs[0].history()
         found: list[History | None] = []
         errors: list[StoreError] = []
-        for catalog, uri in zip(self._catalogs, self.uris, strict=True):
+        recordless: dict[int, IntegrityError] = {}
+        for number, (catalog, uri) in enumerate(zip(self._catalogs, self.uris, strict=True)):
             try:
                 found.append(catalog.history())
+            except IntegrityError as error:
+                # Its run's record is lost or damaged: another tier's will do.
+                found.append(None)
+                recordless[number] = error
             except StoreError as error:
                 if not self.accepts_missing:
                     raise type(error)(
@@ -157,6 +164,13 @@ class Tiers:
                 errors.append(error)
         if len(errors) == len(found):
             raise errors[0]
+        run = next((history.run for history in found if history is not None and history.run), None)
+        for number, lost in recordless.items():
+            if run is None:
+                raise lost
+            _LOG.warning("%s is read by another tier's record of the run: %s", self.uris[number], lost)
+            found[number] = self._catalogs[number].history(stand_in=run)
+        self.missing = tuple(str(missed) for missed in errors)
         for missed in errors:
             if not self._is_told:
                 _LOG.warning("a tier is out of reach, and what is only there is not seen: %s", missed)

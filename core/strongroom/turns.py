@@ -144,7 +144,10 @@ class Turns:
 
     def _to_exceed(self, history: History | None, *, accept_older: bool) -> int:
         if history is not None:
-            return launch_to_exceed(self._guard.floor, self._store.uri, history, accept_older=accept_older)
+            return max(
+                launch_to_exceed(self._guard.floor, uri, history, accept_older=accept_older)
+                for uri in self._tiers.uris
+            )
         floor = self._guard.floor
         highest = floor.highest(self._run_id) if floor is not None and self._run_id is not None else None
         return highest.launch if highest is not None else 0

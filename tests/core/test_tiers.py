@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,19 @@ from strongroom import (
     IntegrityError,
     KeepLast,
     ReplicationError,
+    RollbackError,
     StoreUnavailableError,
     Tier,
     WaitTimeoutError,
 )
 from strongroom.catalog import Catalog
 from strongroom.stores import LocalStore, MemoryStore
+from strongroom.stores.offers import Space
+from strongroom.verify import verify
+from strongroom_security import SecurityPolicy
+from strongroom_security.sign import Sign
+from strongroom_security.signers.generating import generate_key
+from strongroom_security.verify import Verify
 
 SHARD = "data/00000-00.safetensors"
 
@@ -402,6 +411,108 @@ def test_damage_on_every_tier_of_a_step_that_was_asked_for_raises(fast: Path, sl
         damage(folder_of(root, 2) / SHARD, "flip")
     with Checkpointer(fast, replicate_to=[slow]) as ck, pytest.raises(IntegrityError, match="step 2"):
         ck.restore(template(), step=2)
+
+
+# What an earlier job has left, and what has lost its records
+
+
+def test_a_job_that_only_restores_copies_what_an_earlier_one_has_left(fast: Path, slow: Path) -> None:
+    with Checkpointer(fast) as ck:
+        for step in (1, 2):
+            ck.save(step, state(float(step))).result(60)
+    with Checkpointer(fast, replicate_to=[slow]) as ck:
+        assert ck.restore(template()) is not None
+    assert committed(slow) == [1, 2]
+
+
+def test_a_recovered_run_is_whole_and_its_line_goes_on(fast: Path, slow: Path) -> None:
+    saved(fast, slow, 1, 2)
+    shutil.rmtree(fast)
+    with Checkpointer(fast, replicate_to=[slow]) as ck:
+        ck.restore(template())
+        ck.save(3, state(3.0)).replicated(60)
+    report = verify(LocalStore(fast), everything=True)
+    assert report.verdict == "whole", report.problems
+    assert Catalog(LocalStore(fast)).history().line.broken is None
+
+
+@pytest.mark.parametrize("which", ("fast", "slow"))
+@pytest.mark.parametrize("harm", ("flip", "cut", "remove"))
+def test_a_run_record_that_one_tier_has_lost_is_taken_from_the_other(
+    fast: Path, slow: Path, which: str, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(fast, slow, 1, 2)
+    damage({"fast": fast, "slow": slow}[which] / "run.json", harm)
+    with Checkpointer(fast, replicate_to=[slow]) as ck:
+        restored = ck.restore(template())
+        assert restored is not None
+        assert restored.step == 2
+    assert "by another tier's record of the run" in caplog.text
+
+
+def test_nothing_found_where_a_tier_is_missing_is_no_new_run(fast: Path) -> None:
+    away = Away()
+    ck = Checkpointer(fast, replicate_to=[away], accept_missing_tiers=True)
+    with pytest.raises(StoreUnavailableError, match=r"a tier is out of reach.*accept_older=True begins anew"):
+        ck.restore(template())
+    assert ck.restore(template(), accept_older=True) is None
+    with contextlib.suppress(ReplicationError):
+        ck.close(0.0)
+
+
+def test_a_first_tier_that_an_outage_has_filled_is_emptied_once_it_is_over(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"keep": KeepLast(count=1), "accept_missing_tiers": True}
+    ck = Checkpointer(fast, replicate_to=[Away()], **options)
+    for step in (1, 2, 3):
+        ck.save(step, state(float(step))).result(60)
+    ck.wait()
+    with pytest.raises(ReplicationError):
+        ck.close(0.0)
+    assert committed(fast) == [1, 2, 3]
+
+    full = {"is": True}
+    usual = LocalStore.space
+
+    def space(self: LocalStore) -> Space:
+        if self.root == str(fast) and len(list(fast.glob("step-*"))) >= 3 and full["is"]:
+            return Space(total_bytes=10**9, free_bytes=0)
+        return usual(self)
+
+    monkeypatch.setattr(LocalStore, "space", space)
+    with Checkpointer(fast, replicate_to=[slow], **options) as ck:
+        assert ck.restore(template()) is not None
+        deadline = time.monotonic() + 60
+        while committed(slow) != [1, 2, 3] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # By now all of it stands elsewhere, and nothing was committed that retention could follow.
+        assert ck.save(4, state(4.0)).replicated(60).step == 4
+    # Step 3 was restored, and so was once found whole by reading.
+    assert committed(fast) == [3, 4]
+
+
+def test_what_the_policy_remembers_is_remembered_of_every_tier(
+    fast: Path, slow: Path, tmp_path: Path
+) -> None:
+    policy = SecurityPolicy(
+        sign=Sign(key=_signer(tmp_path)),
+        verify=Verify(floor=f"file:{tmp_path / 'floor.json'}", base=tmp_path),
+    )
+    with Checkpointer(fast, replicate_to=[slow], security=policy) as ck:
+        ck.save(1, state(1.0)).replicated(60)
+    for root in (fast, slow):
+        shutil.rmtree(root)
+    with (
+        Checkpointer(tmp_path / "other", replicate_to=[slow], security=policy) as ck,
+        pytest.raises(RollbackError, match=r"slow.*taken away"),
+    ):
+        ck.restore(template())
+
+
+def _signer(folder: Path) -> str:
+    generate_key(folder / "signer.pem")
+    return f"file:{folder / 'signer.pem'}"
 
 
 def damage(path: Path, harm: str) -> None:
