@@ -264,7 +264,7 @@ def _never_by_grant() -> Json:
         "Sid": "NeverByGrant",
         "Effect": "Deny",
         "Principal": {"AWS": "*"},
-        "Action": "kms:CreateGrant",
+        "Action": ["kms:CreateGrant"],
         "Resource": "*",
     }
 
