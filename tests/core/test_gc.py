@@ -253,6 +253,26 @@ def test_a_sweep_that_was_cut_short_is_gone_on_with(store: Any, root: Path, begi
     assert [path.name.split("-")[1] for path in root.glob("step-*")] == ["000000000002"]
 
 
+def test_what_is_committed_after_all_is_kept() -> None:
+    """It was committed late, or hidden by something while the root was looked at."""
+    store = MemoryStore()
+    with Checkpointer(store) as checkpointer:
+        save(checkpointer, 1)
+    (name,) = Catalog(store).history().commits
+    commit = store.read(name.commit_key, limit_bytes=1 << 20)
+    store.delete(name.commit_key)
+    plan = find_garbage(store, Catalog(store).history(), None, now_ns=time.time_ns() + 24 * HOUR_NS)
+    (removal,) = plan.removals
+    store.put(name.commit_key, commit)
+    outcome = sweep.remove(store, removal)
+    assert outcome.error is not None
+    assert "committed after all" in outcome.error
+    assert Checkpointer(store).restore() is not None
+    store.delete(name.commit_key)
+    assert sweep.remove(store, removal).error is None
+    assert store.list_names(name.folder) == []
+
+
 def test_one_removal_that_fails_leaves_the_checkpoint_whole_and_stops_no_other(
     store: Any, root: Path, begin: Begin
 ) -> None:

@@ -69,6 +69,10 @@ class Wire:
         """Somebody else answers, and the server never gets it."""
         self._answers.setdefault(operation, []).extend([(status, code, body)] * count)
 
+    def give_no_more(self, operation: str) -> None:
+        """Such requests reach the server again."""
+        self._answers.pop(operation, None)
+
     def change(self, operation: str, how: Callable[[Any], None]) -> None:
         """Change each such request on its way."""
         self._changes.append((operation, how))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -211,6 +212,21 @@ def test_an_upload_that_something_aborted_is_no_object(wire: Wire, bucket: str) 
     assert wire.server.keys(bucket) == []
 
 
+def test_an_empty_object_that_only_tells_whether_one_stands_is_never_taken_for_it(
+    wire: Wire, bucket: str
+) -> None:
+    store = wire.store(bucket, part_bytes=5 * MIB)
+    with store.open_writer("large", length_bytes=6 * MIB) as writer:
+        writer.write(bytes(6 * MIB))
+        wire.answer("CompleteMultipartUpload", 500, "InternalError")
+        wire.answer("CompleteMultipartUpload", 404, "NoSuchUpload")
+        wire.answer("HeadObject", 403, "AccessDenied", count=2)
+        wire.lose_answers("PutObject")
+        with pytest.raises(StoreUnavailableError, match="could not be found out"):
+            writer.finish()
+    assert _raw(wire, bucket, "large") == b""
+
+
 def test_an_object_that_an_unheard_completion_made_is_known_by_writing_alone(wire: Wire, bucket: str) -> None:
     store = wire.store(bucket, part_bytes=5 * MIB)
     with store.open_writer("large", length_bytes=6 * MIB) as writer:
@@ -333,3 +349,51 @@ def test_a_server_that_never_answers_is_not_waited_for_beyond_the_deadline(wire:
             store.put_if_absent_within("COMMIT", b"x", 0.3)
         # One wait for an answer, by the options alone, is longer.
         assert time.monotonic() - begun < store.options.read_timeout_s
+
+
+# Credentials that cannot be renewed
+
+
+def test_credentials_that_end_between_two_tries_leave_the_outcome_unknown(wire: Wire, bucket: str) -> None:
+    """COMMIT has landed by then, and was not heard of."""
+    for refused in (AccessDeniedError("they were let go of"), StoreUnavailableError("STS is out of reach")):
+        renewals = iter((None, refused, *[refused] * 20))
+        wire.session = wire.server.new_session()
+        wire.session.events.register("needs-retry.s3", wire._after)
+        wire.session.events.register("before-sign.s3", lambda renewals=renewals, **_: _renew(renewals))
+        wire.lose_answers("PutObject")
+        key = f"COMMIT-{type(refused).__name__}"
+        with pytest.raises(OutcomeUnknownError, match=str(refused)):
+            wire.store(bucket).put_if_absent(key, b"ours")
+        assert _raw(wire, bucket, key) == b"ours"
+
+
+def _renew(renewals: Iterator[Exception | None]) -> None:
+    error = next(renewals)
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    (
+        (AccessDeniedError("let go"), AccessDeniedError),
+        (ConfigError("no such role"), AccessDeniedError),
+        (StoreUnavailableError("STS is gone"), StoreUnavailableError),
+    ),
+)
+def test_credentials_that_were_never_had_are_no_unknown_outcome(
+    wire: Wire, bucket: str, refused: Exception, kind: type[StoreError]
+) -> None:
+    wire.session.events.register("before-sign.s3", lambda **_: _renew(iter((refused,))))
+    with pytest.raises(kind, match=f"no credentials for s3:PutObject now: {refused}") as told:
+        wire.store(bucket).put_if_absent("COMMIT", b"x")
+    assert not isinstance(told.value, OutcomeUnknownError)
+
+
+def test_credentials_that_are_back_in_time_are_used(wire: Wire, bucket: str) -> None:
+    renewals: Iterator[Exception | None] = itertools.chain(
+        (StoreUnavailableError("STS is gone"),), itertools.repeat(None)
+    )
+    wire.session.events.register("before-sign.s3", lambda **_: _renew(renewals))
+    assert wire.store(bucket).put_if_absent("COMMIT", b"x") is True

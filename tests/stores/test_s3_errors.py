@@ -315,3 +315,53 @@ print("at its end")
     assert "at its end" in ran.stdout
     # The child did not abort what is its parent's.
     assert moto_s3.uploads(bucket) == ["run/unfinished"]
+
+
+def test_a_writer_of_the_parents_is_refused_in_a_forked_child_at_once(moto_s3: S3Server) -> None:
+    program = """
+import os, sys
+from strongroom.errors import StoreError
+from strongroom.stores import S3Options, S3Store
+store = S3Store(sys.argv[1], options=S3Options(parts_in_flight=2, part_bytes=5 << 20))
+writer = store.open_writer("object", length_bytes=20 << 20)
+writer.write(bytes(12 << 20))
+child = os.fork()
+if child == 0:
+    refused = 0
+    for act in (lambda: writer.write(bytes(8 << 20)), writer.finish):
+        try:
+            act()
+        except StoreError as error:
+            refused += "before a fork" in str(error)
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+writer.write(bytes(8 << 20))
+writer.finish()
+"""
+    bucket = moto_s3.make_bucket()
+    ran = _run(program, moto_s3, f"s3://{bucket}/run")
+    assert ran.returncode == 0, ran.stderr
+    assert moto_s3.keys(bucket) == ["run/object"]
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    "url", ("http://ann:s3cret@proxy:3128", "ann:s3cret@proxy:3128", "//ann:s3/c@ret@proxy")
+)
+def test_no_password_of_a_proxy_is_shown(url: str) -> None:
+    options = S3Options(proxies={"https": url}, tries=3)
+    assert options.proxies == {"https": url}
+    shown = repr(options)
+    assert "***@proxy" in shown
+    assert "tries=3" in shown
+    assert "ann" not in shown
+    assert "cret" not in shown
+
+
+def test_no_password_of_an_endpoint_is_told() -> None:
+    for url in ("ftp://ann:s3cret@host", "https://ann:s3cret@host"):
+        with pytest.raises(ConfigError) as told:
+            S3Options(endpoint_url=url)
+        assert "s3cret" not in str(told.value)

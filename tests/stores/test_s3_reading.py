@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -103,6 +104,7 @@ class _Stubborn(http.server.BaseHTTPRequestHandler):
     cuts = 0
     ignores_ranges = False
     asked: tuple[str, ...] = ()
+    headers_of_get: tuple[tuple[str, str], ...] = (("ETag", '"tag"'),)
 
     def do_HEAD(self) -> None:
         self.send_response(200)
@@ -123,7 +125,8 @@ class _Stubborn(http.server.BaseHTTPRequestHandler):
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.data)}")
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", '"tag"')
+        for name, value in kind.headers_of_get:
+            self.send_header(name, value)
         self.end_headers()
         if kind.cuts:
             kind.cuts -= 1
@@ -398,3 +401,198 @@ def test_removing_is_asked_for_with_a_checksum_that_old_servers_know(wire: Wire,
     wire.forget()
     store.delete_tree("folder")
     assert [("Content-MD5" in headers) for op, headers in wire.requests if op == "DeleteObjects"] == [True]
+
+
+def test_keys_that_no_batch_can_hold_are_removed_one_by_one(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("folder/object", b"x")
+    wire.server.behind.put_object(Bucket=bucket, Key="run/folder/x\x01y", Body=b"x")
+    wire.forget()
+    store.delete_tree("folder")
+    assert wire.server.keys(bucket) == []
+    assert wire.operations["DeleteObject"] == 1
+
+
+def test_a_batch_that_the_server_cannot_read_is_removed_one_by_one(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    for name in ("a", "b"):
+        store.put(f"folder/{name}", b"x")
+    wire.answer("DeleteObjects", 400, "MalformedXML")
+    store.delete_tree("folder")
+    assert wire.server.keys(bucket) == []
+    store.put("folder/a", b"x")
+    wire.answer("DeleteObjects", 403, "AccessDenied")
+    with pytest.raises(AccessDeniedError):
+        store.delete_tree("folder")
+    assert wire.server.keys(bucket) == ["run/folder/a"]
+
+
+# What is not S3's word
+
+
+PAGE = b"<html><body><h1>404 Not Found</h1></body></html>"
+
+
+def _looks(store: S3Store, key: str) -> dict[str, Callable[[], object]]:
+    return {
+        "stat": lambda: store.stat(key),
+        "open_reader": lambda: store.open_reader(key),
+        "read": lambda: store.read(key, limit_bytes=10),
+    }
+
+
+@pytest.mark.parametrize("look", ("stat", "open_reader", "read"))
+def test_a_404_that_is_not_s3s_is_no_absence(wire: Wire, bucket: str, look: str) -> None:
+    store = wire.store(bucket, tries=2)
+    store.put("there", b"x")
+    wire.answer("HeadObject", 404, "")
+    wire.answer("GetObject", 404, "", body=PAGE, count=2)
+    with pytest.raises(StoreUnavailableError, match=r"does not speak S3|answered that it does not exist"):
+        _looks(store, "there")[look]()
+    wire.answer("GetObject", 404, "", body=b"", count=2)
+    wire.answer("HeadObject", 404, "")
+    with pytest.raises(StoreUnavailableError):
+        _looks(store, "there")[look]()
+    wire.answer("HeadObject", 404, "")
+    wire.answer("ListObjectsV2", 404, "NoSuchAccessPoint")
+    wire.answer("GetObject", 404, "NoSuchAccessPoint")
+    with pytest.raises(StoreError, match="NoSuchAccessPoint") as told:
+        _looks(store, "there")[look]()
+    assert not isinstance(told.value, ObjectNotFoundError)
+
+
+def test_a_listing_that_is_not_there_is_never_an_empty_one(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket, tries=2)
+    for code, body in (("", PAGE), ("", b""), ("NoSuchAccessPoint", None), ("NoSuchKey", None)):
+        wire.answer("ListObjectsV2", 404, code, body=body, count=2 if body is not None else 1)
+        with pytest.raises(StoreError) as told:
+            store.list_names("")
+        assert not isinstance(told.value, ObjectNotFoundError)
+
+
+def test_every_head_that_finds_nothing_is_made_sure_of(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("there", b"x")
+    for _ in range(2):
+        wire.forget()
+        with pytest.raises(ObjectNotFoundError):
+            store.stat("ther")
+        assert wire.operations == {"HeadObject": 1, "ListObjectsV2": 1}
+
+
+def test_who_may_not_list_makes_sure_by_reading(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("there", b"x")
+    store.put("empty", b"")
+    for key, expected in (
+        ("absent", ObjectNotFoundError),
+        ("there", StoreUnavailableError),
+        ("empty", StoreUnavailableError),
+    ):
+        wire.answer("HeadObject", 404, "")
+        wire.answer("ListObjectsV2", 403, "AccessDenied")
+        with pytest.raises(expected):
+            store.stat(key)
+
+
+def test_a_404_on_the_way_of_a_save_is_tried_again(wire: Wire, bucket: str) -> None:
+    wire.answer("PutObject", 404, "", body=PAGE)
+    assert wire.store(bucket).put_if_absent("COMMIT", b"x") is True
+
+
+def test_a_login_page_is_no_object_and_another_buckets_listing_none_of_ours(
+    wire: Wire, stubborn: tuple[type[_Stubborn], S3Store], bucket: str
+) -> None:
+    handler, elsewhere = stubborn
+    for headers in ((), (("ETag", '"page"'), ("Content-Type", "text/html; charset=utf-8"))):
+        handler.headers_of_get = headers
+        with pytest.raises(StoreUnavailableError, match="does not speak S3"):
+            elsewhere.read("object", limit_bytes=2 * MIB)
+    listing = b"<ListBucketResult><Name>other</Name><IsTruncated>false</IsTruncated></ListBucketResult>"
+    wire.answer("ListObjectsV2", 200, "", body=listing)
+    with pytest.raises(StoreUnavailableError, match="lists another bucket, 'other'"):
+        wire.store(bucket, tries=1).list_names("")
+
+
+def test_a_listing_that_never_ends_is_an_error(
+    wire: Wire, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strongroom.stores.s3.listing._MOST_PAGES", 20)
+    monkeypatch.setattr("strongroom.stores.s3.listing._MOST_EMPTY_PAGES", 10)
+    store = wire.store(bucket)
+    entry = "<Contents><Key>run/k{}</Key><Size>1</Size></Contents>"
+    for entries, tokens, pages in (
+        ("", range(100), 11),
+        (entry, range(100), 21),
+        (entry, (1, 2) * 50, 3),
+        ("<Contents><Key>run/k</Key><Size>1</Size></Contents>", range(100), 2),
+        ("", ("",), 1),
+    ):
+        wire.forget()
+        for number, token in enumerate(tokens):
+            following = f"<NextContinuationToken>{token}</NextContinuationToken>" if token != "" else ""
+            page = f"<Name>{bucket}</Name><IsTruncated>true</IsTruncated>{following}{entries.format(number)}"
+            told = f"<ListBucketResult>{page}</ListBucketResult>".encode()
+            wire.answer("ListObjectsV2", 200, "", body=told)
+        with pytest.raises(StoreError, match="leads nowhere"):
+            store.list_names("")
+        assert wire.operations == {"ListObjectsV2": pages}
+        wire.give_no_more("ListObjectsV2")
+
+
+def test_an_archived_object_has_to_be_restored_first(wire: Wire, bucket: str) -> None:
+    store = wire.store(bucket)
+    store.put("object", b"x")
+    wire.answer("GetObject", 403, "InvalidObjectState")
+    with pytest.raises(StoreError, match=r"archive class.*restore-object") as told:
+        store.read("object", limit_bytes=1)
+    assert not isinstance(told.value, AccessDeniedError)
+
+
+# What drips
+
+
+@pytest.mark.parametrize("chunked", (False, True))
+def test_an_answer_that_drips_is_not_waited_for_for_ever(moto_s3: S3Server, chunked: bool) -> None:
+    """One byte at a time, each of them in time."""
+    head = b'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: 100000\r\n\r\n'
+    if chunked:
+        head = head.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    drop = b"1\r\na\r\n" if chunked else b"a"
+    over = threading.Event()
+    clock = {"now": 0.0}
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(head)
+            while not over.is_set():
+                try:
+                    self.request.sendall(drop)
+                except OSError:
+                    return
+                clock["now"] += 0.9
+                over.wait(0.001)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        store = S3Store(
+            "s3://bucket/run",
+            options=S3Options(
+                endpoint_url=f"http://127.0.0.1:{server.server_address[1]}", read_timeout_s=1.0, tries=1
+            ),
+            session=moto_s3.session,
+            monotonic=lambda: clock["now"],
+        )
+        try:
+            with pytest.raises(StoreUnavailableError, match="too slowly"):
+                store.read("object", limit_bytes=MIB)
+            assert clock["now"] < 1000
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join(10)
