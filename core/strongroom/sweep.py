@@ -2,13 +2,15 @@
 
 `orphans` and `abandoned_uploads` decide, as `strongroom.retention.plan` does; `remove` carries out one
 decision. A removal takes ``COMMIT`` first: a sweep that dies halfway leaves an uncommitted folder, never a
-checkpoint with holes. And what was never committed is looked at once more right before it goes. When all of
-this happens, and what is told of it, is `strongroom.keeping`'s.
+checkpoint with holes. And what was never committed is looked at once more right before it goes, behind a mark
+that whoever copies to this root sees (`strongroom.incoming`). When all of this happens, and what is told of
+it, is `strongroom.keeping`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -100,32 +102,70 @@ class Outcome:
     is_half_done: bool = False
 
 
-def remove(store: Store, removal: Removal) -> Outcome:
-    """Carry one removal out, as far as the store lets us."""
-    is_uncommitted = False
-    try:
-        if removal.upload is not None:
+def remove(
+    store: Store, removal: Removal, *, marks: bool = True, now_ns: Callable[[], int] = time.time_ns
+) -> Outcome:
+    """Carry one removal out, as far as the store lets us.
+
+    Args:
+        marks: whether somebody may be copying to this root from another tier, who has to see what is going.
+        now_ns: the time, by the clock that the store's times are from.
+    """
+    if removal.upload is not None:
+        try:
             if isinstance(store, Resuming):
                 store.abort_upload(removal.upload)
+        except StoreError as error:
+            return Outcome(removal=removal, error=str(error))
+        return Outcome(removal=removal)
+    mark = incoming.RemovalMark(store, removal.name, now_ns=now_ns)
+    try:
+        if marks and not mark.set():
+            return Outcome(removal=removal, error="somebody else is removing it, and it was left alone")
+    except StoreError as error:
+        return Outcome(removal=removal, error=str(error))
+    try:
+        return _remove_folder(store, removal, mark if marks else None)
+    finally:
+        mark.clear()
+
+
+def _remove_folder(store: Store, removal: Removal, mark: incoming.RemovalMark | None) -> Outcome:
+    name = removal.name
+    is_uncommitted = False
+    try:
+        if removal.kind == "checkpoint":
+            store.delete(name.commit_key)
+            is_uncommitted = True
         else:
-            if removal.kind == "checkpoint":
-                store.delete(removal.name.commit_key)
-                is_uncommitted = True
-            elif COMMIT in store.list_names(removal.name.folder):
-                # It came after the root was looked at, or something hid it then.
-                return Outcome(removal=removal, error="it is committed after all, and was left alone")
-            store.delete_tree(removal.name.folder)
+            why = _why_alive(store, name, mark)
+            if why is not None:
+                return Outcome(removal=removal, error=f"it is {why}, and was left alone")
+        store.delete_tree(name.folder)
+        if removal.kind == "checkpoint" and mark is not None and COMMIT in store.list_names(name.folder):
+            # Of a copy that had looked for a mark just before there was one, and committed right after.
+            store.delete(name.commit_key)
+            store.delete_tree(name.folder)
     except StoreError as error:
         return Outcome(removal=removal, error=str(error), is_half_done=is_uncommitted)
     return Outcome(removal=removal)
+
+
+def _why_alive(store: Store, name: CheckpointName, mark: incoming.RemovalMark | None) -> str | None:
+    """What a folder turns out to be, that was judged dead when the root was looked at; None: it is dead."""
+    if mark is not None and mark.is_wanted():
+        return "being copied here from another tier"
+    if COMMIT in store.list_names(name.folder):
+        # It came after the root was looked at, or something hid it then.
+        return "committed after all"
+    return None
 
 
 def forget_announcements(store: Store, history: History, *, now_ns: int) -> None:
     """Remove what announced copies that are committed, or were given up, as far as the store lets us."""
     try:
         for name in incoming.announced(store):
-            if name in history.commits or not incoming.is_announced(store, name, now_ns):
-                incoming.take_back(store, name)
+            incoming.forget(store, name, now_ns, is_committed=name in history.commits)
     except StoreError:
         return
 
@@ -246,6 +286,8 @@ def _judge_folder(
         size_bytes = (size_bytes or 0) + found.size_bytes
     if incoming.is_announced(store, name, now_ns):
         return _left(name, "not committed yet: it is being copied here from another tier")
+    if incoming.is_being_removed(store, name, now_ns):
+        return _left(name, "somebody is removing it, or was until a short while ago")
     if size_bytes is not None:
         return _dead(name, f"never committed, and past twice its deadline of {deadline_s:g} s", size_bytes)
     if name.launch < launch:

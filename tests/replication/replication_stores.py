@@ -13,7 +13,7 @@ from strongroom.errors import AccessDeniedError, ObjectExistsError, StoreError, 
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Unfinished
 
-__all__ = ["PART_BYTES", "Bucket", "Watched", "WatchedBucket"]
+__all__ = ["PART_BYTES", "Bucket", "Watched", "WatchedBucket", "WatchedResuming"]
 
 PART_BYTES = 4096
 
@@ -25,6 +25,7 @@ class Bucket(MemoryStore):
         denied: operations that this identity may not do: ``read``, ``list``, ``delete``, ``parts``.
         sent: how often each part of each key was sent.
         fail_on: the end of keys that cannot be created.
+        hidden: the end of keys that cannot be read.
     """
 
     def __init__(self, name: str = "bucket", *, part_bytes: int = PART_BYTES) -> None:
@@ -33,6 +34,7 @@ class Bucket(MemoryStore):
         self.sent: Counter[tuple[str, int]] = Counter()
         self.part_hook: Callable[[str, int], None] | None = None
         self.fail_on: str | None = None
+        self.hidden: str | None = None
         self._part_bytes = part_bytes
         self._uploads: dict[str, tuple[str, int, dict[int, bytes]]] = {}
         self._tokens = itertools.count(1)
@@ -46,6 +48,8 @@ class Bucket(MemoryStore):
 
     def open_reader(self, key: str) -> Any:
         self._refuse("read")
+        if self.hidden is not None and key.endswith(self.hidden):
+            raise AccessDeniedError(f"{key} is denied to this identity")
         return super().open_reader(key)
 
     def stat(self, key: str) -> Any:
@@ -267,3 +271,19 @@ class Watched:
     def delete_tree(self, prefix: str) -> None:
         self._see("delete_tree", prefix)
         self.inner.delete_tree(prefix)
+
+
+class WatchedResuming(Watched):
+    """As `Watched`, of a store whose uploads can be resumed."""
+
+    def begin_upload(self, key: str, *, length_bytes: int) -> Any:
+        return self.inner.begin_upload(key, length_bytes=length_bytes)
+
+    def resume_upload(self, key: str, *, length_bytes: int, token: str) -> Any:
+        return self.inner.resume_upload(key, length_bytes=length_bytes, token=token)
+
+    def unfinished_uploads(self) -> Any:
+        return self.inner.unfinished_uploads()
+
+    def abort_upload(self, upload: Any) -> None:
+        self.inner.abort_upload(upload)

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from replication_runs import MovedClock, name_of, save, state_at, steps_of, without_notes
-from replication_stores import PART_BYTES, Bucket, Watched
+from replication_stores import PART_BYTES, Bucket, Watched, WatchedResuming
 
 from strongroom import Checkpointer, IntegrityError, KeepLast
 from strongroom.canonical import with_self_digest
 from strongroom.catalog import Catalog
-from strongroom.errors import ConfigError, FencedError, ReplicationError, StoreError, StoreUnavailableError
+from strongroom.digest import sha256_of
+from strongroom.errors import (
+    AccessDeniedError,
+    ConfigError,
+    FencedError,
+    ReplicationError,
+    StoreError,
+    StoreUnavailableError,
+)
 from strongroom.events import Emitter
+from strongroom.incoming import Announcement, RemovalMark
 from strongroom.layout import COMMIT, DATA, further_signature_key, keyring_key, launch_key
-from strongroom.manifest import Launch
+from strongroom.manifest import Commit, Launch
 from strongroom.replication import Report, Target, known_targets, replicate
+from strongroom.replication.copying import REMOVAL_S
 from strongroom.replication.courier import Courier
 from strongroom.replication.ledger import Ledger
 from strongroom.stores.memory import MemoryStore
-from strongroom.sweep import orphans
+from strongroom.sweep import Removal, orphans, remove
 from strongroom.verify import verify
 
 
-def copy(source: Any, store: Any, **options: Any) -> Report:
-    target = Target(store=store, upload_from_bytes=PART_BYTES)
+def copy(source: Any, store: Any, *, note_bytes: int = 1 << 20, **options: Any) -> Report:
+    target = Target(store=store, upload_from_bytes=PART_BYTES, note_bytes=note_bytes)
     return replicate(source, target, **{"everything": True, **options})
 
 
@@ -253,7 +265,7 @@ class TestACopyThatDied:
         shard = shard_of(source, 1)
         target.inner.plant({shard: source.contents()[shard][:100]})
         copy(source, target)
-        assert target.asked("delete") == [shard]
+        assert [key for key in target.asked("delete") if key.startswith("step-")] == [shard]
         assert without_notes(target.inner) == without_notes(source)
 
     def test_has_a_manifest_of_something_else_replaced(self, source: MemoryStore, target: Watched) -> None:
@@ -281,7 +293,7 @@ class TestACopyThatDied:
         source.plant(dict.fromkeys(notes, b"\xff"))
         copy(source, target)
         assert without_notes(target.inner) == without_notes(source)
-        assert known_targets(source) == {}
+        assert known_targets(source)[target.uri].keys() == {name_of(source, 1)}
 
     def test_takes_whole_objects_of_a_bucket_that_were_not_noted(
         self, source: MemoryStore, bucket: Bucket
@@ -354,6 +366,12 @@ class TestATargetThatMayOnlyBeCreatedIn:
         bucket.denied |= {"read", "list", "delete", "parts"}
         return bucket
 
+    @pytest.fixture(autouse=True)
+    def waits(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        waits: list[float] = []
+        monkeypatch.setattr("strongroom.replication.once.sleep", waits.append)
+        return waits
+
     def test_is_trusted_with_the_checksums_of_parts_and_that_is_told_once(
         self, source: MemoryStore, blind: Bucket, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -416,7 +434,7 @@ class TestATargetThatMayOnlyBeCreatedIn:
 
     @pytest.mark.parametrize("paused_s", (60.0, 2 * 3600.0))
     def test_is_not_believed_to_hold_what_may_have_been_taken_for_dead_since(
-        self, source: MemoryStore, blind: Bucket, paused_s: float
+        self, source: MemoryStore, blind: Bucket, waits: list[float], paused_s: float
     ) -> None:
         save(source, 1, length=8 * PART_BYTES)
         clock = MovedClock()
@@ -434,6 +452,250 @@ class TestATargetThatMayOnlyBeCreatedIn:
         blind.denied.clear()
         assert without_notes(blind) == without_notes(source)
         assert bool(blind.sent) == (paused_s > 3600)
+        # A removal may have been under way.
+        assert sum(waits) == (REMOVAL_S if paused_s > 3600 else 0)
+
+    @pytest.mark.parametrize("forgets", (True, False), ids=["notes go", "notes cannot go"])
+    def test_is_not_believed_by_who_follows_one_that_only_announced_it_anew(
+        self, source: MemoryStore, blind: Bucket, monkeypatch: pytest.MonkeyPatch, forgets: bool
+    ) -> None:
+        save(source, 1)
+        clock = MovedClock()
+        blind.fail_on = COMMIT
+        with pytest.raises(StoreUnavailableError):
+            copy(source, blind, clock=clock.clock, note_bytes=0)
+        clock.seconds += 8 * 3600.0
+        blind.denied.clear()
+        blind.delete_tree(name_of(source, 1).folder)
+        blind.denied |= {"read", "list", "delete", "parts"}
+        if not forgets:
+            monkeypatch.setattr(Ledger, "forget_progress", lambda self, name: None)
+        blind.fail_on = ".safetensors"
+        with pytest.raises(StoreUnavailableError):
+            copy(source, blind, clock=clock.clock, note_bytes=0)
+        blind.fail_on = None
+        clock.seconds += 10.0
+        copy(source, blind, clock=clock.clock, note_bytes=0)
+        blind.denied.clear()
+        assert without_notes(blind) == without_notes(source)
+
+    @pytest.mark.parametrize("clock", ("monotonic", "time_ns"))
+    def test_is_not_committed_to_by_a_process_that_was_stopped(
+        self, source: MemoryStore, blind: Bucket, monkeypatch: pytest.MonkeyPatch, clock: str
+    ) -> None:
+        """Suspended, for one, which a monotonic clock does not see; or with its clock set back meanwhile."""
+        save(source, 1)
+        ahead = [0]
+        real = getattr(time, clock)
+        unit = 10**9 if clock == "time_ns" else 1
+        moved = partial(
+            Announcement,
+            **{"wall_ns" if clock == "time_ns" else clock: lambda: real() + ahead[0] * unit},
+        )
+        monkeypatch.setattr("strongroom.replication.copying.Announcement", moved)
+        put = blind.put_if_absent
+
+        def stop(key: str, data: Any) -> bool:
+            is_created = put(key, data)
+            if key.endswith("index.safetensors") and not ahead[0]:
+                ahead[0] = 36_000
+                MemoryStore.delete_tree(blind, name_of(source, 1).folder)
+            return is_created
+
+        monkeypatch.setattr(blind, "put_if_absent", stop)
+        courier = Courier(
+            source,
+            Target(store=blind),
+            clock=MovedClock().clock,
+            emitter=Emitter(),
+            check=lambda: None,
+            sleep=lambda _: None,
+        )
+        outlook = courier.look()
+        courier.begin(outlook)
+        with pytest.raises(ReplicationError, match="taken for dead"):
+            courier.deliver(outlook.plan.copies[0], outlook)
+        assert not any(key.endswith(COMMIT) for key in blind.contents())
+        # Though it was announced a moment ago by the clock of the notes, which was set back.
+        courier.deliver(outlook.plan.copies[0], outlook)
+        blind.denied.clear()
+        assert without_notes(blind) == without_notes(source)
+
+
+class TestWhatIsRemovedThere:
+    @pytest.fixture
+    def bucket_half_copied(self, source: MemoryStore, bucket: Bucket) -> Bucket:
+        save(source, 1)
+        bucket.fail_on = COMMIT
+        with pytest.raises(StoreUnavailableError):
+            copy(source, bucket)
+        bucket.fail_on = None
+        return bucket
+
+    def test_is_not_copied_until_it_is_gone(self, source: MemoryStore, bucket_half_copied: Bucket) -> None:
+        bucket = bucket_half_copied
+        name = name_of(source, 1)
+        bucket.delete_tree(f"replication/incoming/{name.folder}")
+        mark = RemovalMark(bucket, name)
+        assert mark.set()
+        before = bucket.contents()
+        with pytest.raises(StoreUnavailableError, match="is being removed at memory://bucket"):
+            copy(source, bucket)
+        # Nor was it announced, which would keep the rest from ever being removed.
+        assert bucket.contents() == before
+        bucket.delete_tree(name.folder)
+        mark.clear()
+        copy(source, bucket)
+        assert without_notes(bucket) == without_notes(source)
+
+    @pytest.mark.parametrize("end", (".json", COMMIT), ids=["as it is announced", "before the commit"])
+    def test_meanwhile_is_not_committed(self, source: MemoryStore, target: Watched, end: str) -> None:
+        """Retention, which does not ask who copies: the mark is seen by whoever looks after it was made."""
+        save(source, 1)
+        name = name_of(source, 1)
+
+        def mark(operation: str, key: str) -> None:
+            is_first = operation == "put_if_absent" and key.startswith("replication/incoming/")
+            if is_first if end == ".json" else operation == "make_durable":
+                target.hook = None
+                RemovalMark(target.inner, name).set()
+
+        target.hook = mark
+        with pytest.raises(StoreUnavailableError, match="is being removed"):
+            copy(source, target)
+        assert steps_of(target.inner) == []
+        assert bool([key for key in target.inner.contents() if f"/{DATA}/" in key]) == (end == COMMIT)
+
+    def test_is_looked_at_only_after_the_copy_was_announced(
+        self, source: MemoryStore, bucket_half_copied: Bucket
+    ) -> None:
+        """What goes between a first look and the announcement is not relied on."""
+        name = name_of(source, 1)
+        target = WatchedResuming(bucket_half_copied)
+
+        def sweep(operation: str, key: str) -> None:
+            if operation == "put_if_absent" and key.startswith("replication/incoming/"):
+                target.hook = None
+                bucket_half_copied.delete_tree(name.folder)
+
+        target.hook = sweep
+        (copied,) = copy(source, target).copied
+        assert copied.how == "reading"
+        assert without_notes(bucket_half_copied) == without_notes(source)
+        # All of it was sent in this very call, without a failure in between.
+        assert copied.sent_bytes >= Checkpointer(source).checkpoints()[0].size_bytes
+
+    def test_by_another_command_is_sent_again_or_stays(self, source: MemoryStore, bucket: Bucket) -> None:
+        """A decision to remove, taken while a copy was dead, and carried out after it was taken up."""
+        save(source, 1)
+        bucket.fail_on = COMMIT
+        with pytest.raises(StoreUnavailableError):
+            copy(source, bucket)
+        bucket.fail_on = None
+        removal = Removal(kind="orphan", name=name_of(source, 1), reason="it was dead")
+        copy(source, bucket)
+        assert "committed after all" in (remove(bucket, removal).error or "")
+        assert verify(bucket).verdict == "whole"
+
+
+class TestWhatMayNotBeRead:
+    def test_hides_nothing_that_is_wrong(self, source: MemoryStore, bucket: Bucket) -> None:
+        save(source, 1)
+        bucket.hidden = "state.json"
+        put = bucket.put_if_absent
+
+        def damage(key: str, data: Any) -> bool:
+            is_created = put(key, data)
+            if key.endswith("MANIFEST.json"):
+                flip(bucket, shard_of(source, 1))
+            return is_created
+
+        bucket.put_if_absent = damage  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailableError, match="does not give back what was written"):
+            copy(source, bucket)
+        assert steps_of(bucket) == []
+
+    def test_is_no_matter_of_checksums_while_other_files_may(
+        self, source: MemoryStore, bucket: Bucket
+    ) -> None:
+        save(source, 1)
+        bucket.hidden = "state.json"
+        with pytest.raises(AccessDeniedError, match=r"state\.json"):
+            copy(source, bucket)
+        assert steps_of(bucket) == []
+
+
+class TestATargetThatWasEmptied:
+    def test_gets_the_runs_records_again(self, source: MemoryStore, target: Watched) -> None:
+        save(source, 1)
+        save(source, 2, resumes=True)
+        courier = Courier(
+            source,
+            Target(store=target),
+            clock=MovedClock().clock,
+            emitter=Emitter(),
+            check=lambda: None,
+            sleep=lambda _: None,
+        )
+
+        def deliver() -> None:
+            outlook = courier.look()
+            courier.begin(outlook)
+            for commit in outlook.plan.copies:
+                courier.deliver(commit, outlook)
+
+        deliver()
+        for key in target.inner.contents():
+            target.inner.delete(key)
+        deliver()
+        assert without_notes(target.inner) == without_notes(source)
+
+
+class TestASealedCopy:
+    """Committed there before it was noted, so that it is only verified."""
+
+    @pytest.fixture
+    def standing(self, source: MemoryStore, target: Watched) -> str:
+        save(source, 1)
+        name = name_of(source, 1)
+        key = keyring_key(name, 1)
+        keyring = with_self_digest({"generation": 1})
+        commit = Commit.decode(source.contents()[name.commit_key], name.commit_key)
+        sealed = replace(commit, keyring=sha256_of(keyring))
+        source.plant({key: keyring, name.commit_key: sealed.encode()})
+        target.inner.plant(source.contents())
+        return key
+
+    def test_that_has_lost_its_keyring_gets_it_again(
+        self, source: MemoryStore, target: Watched, standing: str
+    ) -> None:
+        target.inner.delete(standing)
+        (copied,) = copy(source, target).copied
+        assert copied.sent_bytes == len(source.contents()[standing])
+        assert without_notes(target.inner) == without_notes(source)
+
+    def test_whose_keyring_is_damaged_is_not_taken_for_whole(
+        self, source: MemoryStore, target: Watched, standing: str
+    ) -> None:
+        target.inner.plant({standing: b"rotted"})
+        (why,) = copy(source, target).damaged.values()
+        assert "sealed" in why
+        assert standing in why
+        assert not known_targets(source).get(target.uri)
+        assert target.inner.contents()[standing] == b"rotted"
+        target.inner.delete(standing)
+        copy(source, target)
+        assert without_notes(target.inner) == without_notes(source)
+
+    def test_with_a_later_keyring_of_the_sources_is_whole(
+        self, source: MemoryStore, target: Watched, standing: str
+    ) -> None:
+        later = {keyring_key(name_of(source, 1), 2): with_self_digest({"generation": 2})}
+        source.plant(later)
+        target.inner.plant(later)
+        target.inner.delete(standing)
+        (copied,) = copy(source, target).copied
+        assert copied.sent_bytes == 0
 
 
 class TestWhatIsUnderWay:

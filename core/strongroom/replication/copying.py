@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from strongroom import layout
@@ -56,12 +57,15 @@ from strongroom.replication.transfer import (
 from strongroom.stores.base import Store
 from strongroom.stores.offers import Resuming
 
-__all__ = ["NOTE_BYTES", "UPLOAD_FROM_BYTES", "Copied", "Copier"]
+__all__ = ["NOTE_BYTES", "REMOVAL_S", "UPLOAD_FROM_BYTES", "Copied", "Copier"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
 UPLOAD_FROM_BYTES: Final = 16 << 20
 """From this length on a file is uploaded in parts, where the target can go on with those."""
+
+REMOVAL_S: Final = 30
+"""So long, where nobody may look, a copy waits for removals to end that began before it was announced."""
 
 NOTE_BYTES: Final = 1 << 20
 """Of files that have arrived and are not noted yet: at most so much is sent again after a kill."""
@@ -116,12 +120,15 @@ class Copier:
         self._lock = threading.Lock()
         self._sent_bytes = 0
         self._announcement: Announcement | None = None
+        self._is_noting = True
         self._flow = Flow(
             pace=flow.pace,
             check=self._announcing(flow.check),
             advance=flow.advance,
             sent=self._count(flow.sent),
+            sleep=flow.sleep,
         )
+        self._mistrusted: set[CheckpointName] = set()
         self._settled: set[str] = set()
         self._is_denial_told = False
 
@@ -135,14 +142,17 @@ class Copier:
             StoreError: it could not be.
         """
         if target is None or target.run is None:
-            self._copy_record(layout.RUN, RUN_BOUNDS.length_bytes)
+            self._copy_record(layout.RUN, RUN_BOUNDS.length_bytes, is_lacking=target is not None)
         known = target.launch_numbers if target is not None else frozenset()
         stands = target.launches.keys() | target.damaged_launches.keys() if target is not None else known
         for number in sorted(source.launches.keys() - stands):
-            self._copy_record(layout.launch_key(number), LAUNCH_BOUNDS.length_bytes)
+            self._copy_record(
+                layout.launch_key(number), LAUNCH_BOUNDS.length_bytes, is_lacking=target is not None
+            )
 
-    def _copy_record(self, key: str, limit_bytes: int) -> None:
-        if key in self._settled:
+    def _copy_record(self, key: str, limit_bytes: int, *, is_lacking: bool) -> None:
+        # What was seen to be gone is put there again: somebody may have emptied the target.
+        if key in self._settled and not is_lacking:
             return
         data = read_record(self._source, key, limit_bytes)
         if not self._create(key, data) and self._holds(key, data) is False:
@@ -169,38 +179,61 @@ class Copier:
         self._sent_bytes = 0
         manifest, beside = open_checkpoint_files(self._source, commit)
         name = commit.name
+        # Where it has stood before, it is gone, and all that was beside it.
+        self._settled = {key for key in self._settled if not key.startswith(f"{name.folder}/")}
         standing = self._standing(name)
         if standing is not None and name.commit_key in standing:
-            return self._settle(commit, manifest, beside)
+            return self._see_standing(commit)
         progress = self._ledger.progress(name)
-        if standing is None and not progress.is_recent:
-            # What had arrived cannot be looked at, and may have been taken for dead and removed since.
+        announcement = Announcement(self._target, name)
+        announcement.refuse_marked()
+        must_wait = False
+        self._is_noting = True
+        if standing is None and (not progress.is_recent or name in self._mistrusted):
+            # What had arrived cannot be looked at, and may have been taken for dead and removed since. It is
+            # forgotten before anything is announced: else who follows would take the new announcement for one
+            # that was there all the time.
+            must_wait = progress.was_begun
+            self._ledger.forget_progress(name)
             progress = Progress()
-        self._announcement = announcement = Announcement(self._target, name)
+            # What cannot be removed must not be made recent.
+            self._is_noting = not self._ledger.progress(name).was_begun
+        self._announcement = announcement
         try:
             self._flow.check()
+            self._mistrusted.discard(name)
+            announcement.refuse_marked()
+            if must_wait:
+                self._flow.wait(REMOVAL_S)
+            if standing is not None:
+                # Only what is seen after that can be relied on.
+                standing = self._standing(name) or set()
+                if name.commit_key in standing:
+                    return self._see_standing(commit)
             self._send_files(manifest, standing, progress)
             for key, data in beside.items():
                 self._settle_beside(name, key, data)
             self._target.make_durable(name.folder)
-            copied = self._settle(commit, manifest, beside)
+            how, wrong = self._verify(manifest, beside)
+            if wrong:
+                self._start_over(manifest, wrong)
+            self.check_turn()
+            self._check_fence()
+            self._commit(commit, announcement)
+            self._ledger.note_verified(commit, how)
         finally:
             self._announcement = None
+            if announcement.is_too_old:
+                self._mistrusted.add(name)
         announcement.take_back()
-        return copied
-
-    def _settle(self, commit: Commit, manifest: Manifest, beside: Mapping[str, bytes]) -> Copied:
-        """Read everything back, and commit it where that was not done."""
-        how, wrong = self._verify(manifest, beside)
-        if wrong:
-            self._start_over(manifest, wrong)
-        self.check_turn()
-        self._check_fence()
-        if self._announcement is not None:
-            self._announcement.check()
-        self._commit(commit)
-        self._ledger.note_verified(commit, how)
         return Copied(commit=commit, sent_bytes=self._sent_bytes, how=how)
+
+    def _see_standing(self, commit: Commit) -> Copied:
+        """What has been committed since it was decided to copy it."""
+        key = commit.name.commit_key
+        if self._holds(key, read_record(self._source, key, COMMIT_BOUNDS.length_bytes)) is False:
+            raise self._is_another(commit)
+        return self.verify(commit)
 
     def _announcing(self, check: Callable[[], None]) -> Callable[[], None]:
         """A check that also keeps what is announced of a copy under way young."""
@@ -208,7 +241,7 @@ class Copier:
         def both() -> None:
             check()
             announcement = self._announcement
-            if announcement is not None and announcement.renew():
+            if announcement is not None and announcement.renew() and self._is_noting:
                 self._ledger.note_announced(announcement.name)
 
         return both
@@ -231,8 +264,24 @@ class Copier:
                 f"the copy of {commit.name} at {self._target.uri} is damaged: {key} {problem}. Remove "
                 f"{commit.name.folder} there, its COMMIT first, and it is copied anew"
             )
+        if commit.keyring is not None:
+            self._mend_keyrings(commit, beside)
         self._ledger.note_verified(commit, how)
-        return Copied(commit=commit, sent_bytes=0, how=how)
+        return Copied(commit=commit, sent_bytes=self._sent_bytes, how=how)
+
+    def _mend_keyrings(self, commit: Commit, beside: Mapping[str, bytes]) -> None:
+        """See that a sealed checkpoint has one of the keyrings that are whole at the source."""
+        folder = f"{commit.name.folder}/{layout.KEYRINGS}/"
+        keyrings = {key: data for key, data in beside.items() if key.startswith(folder)}
+        if any(self._holds(key, data) is not False for key, data in keyrings.items()):
+            return
+        created = [key for key, data in keyrings.items() if self._create(key, data)]
+        if not created:
+            raise IntegrityError(
+                f"{commit.name} at {self._target.uri} is sealed, and none of its keyrings there is one of "
+                f"those in {self._source.uri}, so that perhaps nobody can open it. Remove these there, and "
+                f"they are copied anew: {', '.join(sorted(keyrings))}"
+            )
 
     def copy_sidecars(self, commit: Commit) -> int:
         """Copy signatures and keyrings that were added since a checkpoint was copied; how many.
@@ -388,16 +437,21 @@ class Copier:
             self._flow.sent(len(data))
         return is_created
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Commit, announcement: Announcement) -> None:
         key = commit.name.commit_key
         data = read_record(self._source, key, COMMIT_BOUNDS.length_bytes)
         if Commit.decode(data, key) != commit:
             raise IntegrityError(f"{key} in {self._source.uri} is another one than it was")
+        announcement.refuse_marked()
+        announcement.check()
         if not self._create(key, data) and self._holds(key, data) is False:
-            raise IntegrityError(
-                f"another {key} stands at {self._target.uri}: what it commits is not what was copied. Remove "
-                f"{commit.name.folder} there, its COMMIT first, and it is copied anew"
-            )
+            raise self._is_another(commit)
+
+    def _is_another(self, commit: Commit) -> IntegrityError:
+        return IntegrityError(
+            f"another {commit.name.commit_key} stands at {self._target.uri}: what it commits is not what was "
+            f"copied. Remove {commit.name.folder} there, its COMMIT first, and it is copied anew"
+        )
 
     # What the target holds
 
@@ -412,29 +466,38 @@ class Copier:
     def _verify(self, manifest: Manifest, beside: Mapping[str, bytes]) -> tuple[How, dict[str, str]]:
         """How the copy was verified, and what is wrong in it, by key."""
         wrong: dict[str, str] = {}
+        denied: list[AccessDeniedError] = []
+
+        def look(key: str, find: Callable[[], str | None]) -> None:
+            try:
+                problem = find()
+            except AccessDeniedError as error:
+                denied.append(error)
+                return
+            if problem is not None:
+                wrong[key] = problem
 
         def task(record: FileRecord) -> Callable[[], None]:
-            def run() -> None:
-                key = layout.data_key(manifest.name, record.path)
-                problem = digest_at(self._target, key, record, manifest.algorithm, self._flow)
-                if problem is not None:
-                    wrong[key] = problem
-
-            return run
-
-        try:
-            run_all(
-                [task(record) for record in manifest.files], workers=PARTS_IN_FLIGHT, name="strongroom-verify"
+            key = layout.data_key(manifest.name, record.path)
+            return lambda: look(
+                key, lambda: digest_at(self._target, key, record, manifest.algorithm, self._flow)
             )
-            for key, data in beside.items():
-                if not self._is(key, data):
-                    wrong[key] = "is not what was copied"
-        except AccessDeniedError as error:
-            if not isinstance(self._target, Resuming):
-                raise
-            self._tell_denied(error)
-            return "checksums", {}
-        return "reading", wrong
+
+        run_all(
+            [task(record) for record in manifest.files], workers=PARTS_IN_FLIGHT, name="strongroom-verify"
+        )
+        for key, data in beside.items():
+            look(key, partial(self._difference, key, data))
+        if wrong or not denied:
+            return "reading", wrong
+        if not isinstance(self._target, Resuming) or len(denied) < len(manifest.files) + len(beside):
+            # Of a place that shows some of its files the others can be asked for.
+            raise denied[0]
+        self._tell_denied(denied[0])
+        return "checksums", {}
+
+    def _difference(self, key: str, data: bytes) -> str | None:
+        return None if self._is(key, data) else "is not what was copied"
 
     def _start_over(self, manifest: Manifest, wrong: Mapping[str, str]) -> None:
         """Remove what was read back and is wrong, remember what is right, and raise."""
@@ -508,7 +571,7 @@ class Copier:
     @property
     def _quiet(self) -> Flow:
         """For what is read besides: nobody counts it."""
-        return Flow(pace=self._flow.pace, check=self._flow.check, advance=lambda _: None, sent=lambda _: None)
+        return replace(self._flow, advance=lambda _: None, sent=lambda _: None)
 
     def _count(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         def count(length_bytes: int) -> None:

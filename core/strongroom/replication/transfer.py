@@ -8,6 +8,7 @@ only in a folder that is not committed.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,12 +40,21 @@ class Flow:
         check: raises where the work is to end, from any thread, before every piece.
         advance: hears of the length of every piece that was dealt with.
         sent: hears of the length of every piece that goes over the line. Like `advance` from any thread.
+        sleep: waits for so many seconds; may return early where the work is to end.
     """
 
     pace: Pace
     check: Callable[[], None]
     advance: Callable[[int], None]
     sent: Callable[[int], None]
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, seconds: int) -> None:
+        """Let time pass, in slices: the work may be to end."""
+        for _ in range(seconds):
+            self.check()
+            self.sleep(1.0)
+        self.check()
 
     def send(self, length_bytes: int) -> None:
         """Wait until so many more bytes may be sent."""
