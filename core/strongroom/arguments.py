@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from strongroom.catalog import Checkpoint
+from strongroom.digest import Digest
 from strongroom.errors import ConfigError, FormatError
-from strongroom.layout import MAX_LAUNCH, MAX_STEP
-from strongroom.manifest import check_retention_class, check_run_id
+from strongroom.layout import MAX_LAUNCH, MAX_STEP, CheckpointName
+from strongroom.manifest import CheckpointRef, check_retention_class, check_run_id
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 from strongroom.tiers import Tier
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_class",
     "check_launch",
+    "check_parent",
     "check_run",
     "check_step",
     "check_tiers",
@@ -62,6 +65,28 @@ def check_launch(number: Any) -> int | None:
     if type(number) is not int or not 1 <= number <= MAX_LAUNCH:
         raise ConfigError(f"launch must be a whole number from 1 to {MAX_LAUNCH}, got {number!r:.60}")
     return number
+
+
+def check_parent(parent: Any) -> CheckpointRef | None:
+    """What a run goes on from that another process has restored: a `Checkpoint`, or ``FOLDER@DIGEST``."""
+    if parent is None:
+        return None
+    if isinstance(parent, Checkpoint):
+        parent = f"{parent.folder}@{parent.manifest_digest}"
+    folder, at, digest = parent.partition("@") if isinstance(parent, str) else ("", "", "")
+    name = CheckpointName.parse(folder)
+    try:
+        if name is None or not at:
+            raise FormatError("no folder of a checkpoint, or no digest")
+        found = Digest.parse(digest)
+        if found.algorithm != "sha256":
+            raise FormatError("a manifest's digest is of SHA-256")
+    except FormatError as error:
+        raise ConfigError(
+            f"parent must be a Checkpoint, as Restored.checkpoint, or its text FOLDER@sha256:DIGEST, got "
+            f"{parent!r:.120}: {error}"
+        ) from None
+    return CheckpointRef(launch=name.launch, step=name.step, attempt=name.attempt, manifest=found)
 
 
 def check_told(argument: str, given: Any, role: Role | None, by_role: Any) -> Any:

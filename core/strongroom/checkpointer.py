@@ -24,6 +24,7 @@ from strongroom.alike import check_alike, given
 from strongroom.arguments import (
     check_class,
     check_launch,
+    check_parent,
     check_run,
     check_step,
     check_tiers,
@@ -197,6 +198,8 @@ class Checkpointer:
             random one. A root of another run is refused.
         launch: the number of this writer's turn where the platform gives one, for a writer that may not
             look at the root. None: the policy's role's, else the next free one.
+        parent: the checkpoint that this run goes on from where another process has restored it: its
+            `Restored.checkpoint`, or ``FOLDER@DIGEST`` with the manifest's. A restore here counts more.
         retention_class: a name that goes into each manifest, in clear, for rules of retention to go by.
         provenance: where this run comes from, recorded with each checkpoint: ``hyper_parameters``,
             ``data`` (``version``, ``manifest_digest``), ``model``, and what else is worth knowing. A dict,
@@ -244,6 +247,7 @@ class Checkpointer:
         events: Sequence[EventSink] = (),
         run_id: str | None = None,
         launch: int | None = None,
+        parent: Checkpoint | str | None = None,
         retention_class: str | None = None,
         provenance: Given | None = None,
         collect_provenance: bool = True,
@@ -353,7 +357,7 @@ class Checkpointer:
             guard=self._guard,
         )
         self._accepts_older = False
-        self._restored: CheckpointRef | None = None
+        self._restored: CheckpointRef | None = check_parent(parent)
         self._verified: set[CheckpointName] = set()
         self._last: SaveHandle | None = None
         self._in_flight: _InFlight | None = None

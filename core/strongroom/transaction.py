@@ -46,6 +46,7 @@ from strongroom.sealing import SaveSeal
 from strongroom.shards import WrittenFile, write_file
 from strongroom.signing import Signing
 from strongroom.stores.base import Store
+from strongroom.stores.offers import create_within
 
 __all__ = ["Attempt", "Committed", "Deadline", "begin_run", "claim_launch"]
 
@@ -336,7 +337,9 @@ class Attempt:
         )
         self.deadline.check("about to commit")
         try:
-            is_created = self._store.put_if_absent(self.name.commit_key, commit.encode())
+            is_created = create_within(
+                self._store, self.name.commit_key, commit.encode(), self.deadline.left_s
+            )
         except OutcomeUnknownError:
             self._may_be_committed = True
             raise

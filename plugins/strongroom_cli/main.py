@@ -7,6 +7,7 @@ once. Nothing that is reached from here imports torch.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Any character that a checkpoint holds can be written then, if need be as an escape.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    _tell_warnings()
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -99,6 +101,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"the checkpoints; please report it to the project, with what {_DEBUG}=1 shows"
         )
         return BUG
+
+
+def _tell_warnings() -> None:
+    """Let what the core warns of look like everything else that is said on standard error."""
+    log = logging.getLogger("strongroom")
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(_Told("strongroom: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+
+
+class _Told(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -269,7 +287,7 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
-    command.add_argument("root", metavar="ROOT", help="the run: a folder, or a file:// URI")
+    command.add_argument("root", metavar="ROOT", help="the run: a folder, or a file:// or s3:// URI")
     command.add_argument("--json", action="store_true", help="one JSON object, for programs")
     command.add_argument(
         "--security",

@@ -298,3 +298,45 @@ def test_plain_dcp_needs_no_more_than_to_create_where_the_platform_tells_the_res
         for key in memory.keys("open_writer")
         if "safetensors" in key and "index" not in key
     )
+
+
+@pytest.mark.parametrize("as_text", (True, False))
+def test_a_run_that_another_process_restored_goes_on_from_there(as_text: bool) -> None:
+    store = MemoryStore()
+    with begin(store, Writer(), run_id="r", launch=1) as ck:
+        ck.save(1, {"w": torch.ones(2)}).result(60)
+        second = ck.save(2, {"w": torch.ones(2)}).result(60)
+    parent = f"{second.folder}@{second.manifest_digest}" if as_text else second
+    with begin(store, Writer(), run_id="r", launch=2, parent=parent) as ck:
+        with pytest.raises(ConfigError, match="step 1 is lower than step 2"):
+            ck.save(1, {"w": torch.ones(2)})
+        ck.save(3, {"w": torch.ones(2)}).result(60)
+    with Checkpointer(store) as reader:
+        assert [(each.step, each.is_superseded) for each in reader.checkpoints()] == [
+            (3, False),
+            (2, False),
+            (1, False),
+        ]
+
+
+@pytest.mark.parametrize(
+    "parent", ("", "step-1@sha256:00", "step-000000000001-0001-0123456789abcdef", 5, "x@blake3:" + "0" * 64)
+)
+def test_a_parent_that_is_none_is_refused(parent: Any) -> None:
+    with pytest.raises(ConfigError, match="parent must be a Checkpoint"):
+        Checkpointer(MemoryStore(), parent=parent)
+
+
+def test_a_store_that_tries_again_by_itself_is_told_how_long_a_commit_may_take() -> None:
+    told: list[tuple[str, float]] = []
+
+    class Patient(MemoryStore):
+        def put_if_absent_within(self, key: str, data: Any, within_s: float) -> bool:
+            told.append((key, within_s))
+            return self.put_if_absent(key, data)
+
+    with Checkpointer(Patient(), timeout_s=50.0) as ck:
+        folder = ck.save(1, {"w": torch.ones(2)}).result(60).folder
+    ((key, within_s),) = told
+    assert key == f"{folder}/COMMIT"
+    assert 0 < within_s <= 50.0

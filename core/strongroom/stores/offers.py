@@ -23,6 +23,7 @@ __all__ = [
     "Tuning",
     "Unfinished",
     "Upload",
+    "create_within",
     "details_of",
     "tuning_of",
 ]
@@ -45,6 +46,13 @@ class Tuning:
 
 
 _USUAL: Final = Tuning()
+
+
+def create_within(store: Store, key: str, data: Buffer, within_s: float) -> bool:
+    """`Bounded.put_if_absent_within` where the store offers it, else `Store.put_if_absent`."""
+    if isinstance(store, Bounded):
+        return store.put_if_absent_within(key, data, max(0.0, within_s))
+    return store.put_if_absent(key, data)
 
 
 def tuning_of(store: Store) -> Tuning:

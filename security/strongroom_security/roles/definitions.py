@@ -13,6 +13,7 @@ from typing import Final
 
 from strongroom import incoming, layout
 from strongroom.errors import ConfigError
+from strongroom.replication.ledger import FOLDER as NOTES
 from strongroom.roles import Duty, Operation
 
 __all__ = ["ROLES", "Definition", "Rights", "definition", "matches", "who_may"]
@@ -26,8 +27,8 @@ _METADATA: Final = (
     f"{layout.LAUNCHES}/*",
     f"step-*/{layout.COMMIT}",
     f"step-*/{layout.DATA}/{layout.MANIFEST}",
-    f"step-*/{layout.SIGNATURE}",
-    f"step-*/{layout.SIGNATURES}/*",
+    # Both the writer's and those in a folder of their own; a policy has room for few patterns.
+    "step-*/signature*",
 )
 """What says which checkpoints there are, whose they are and how they belong together. No tensor, no key."""
 
@@ -117,6 +118,7 @@ class Definition:
 
 _READ_ALL: Final = Rights(read=_EVERYTHING, lists=True, unwraps=True)
 _LOOK: Final = Rights(read=_METADATA, lists=True)
+_LOOK_AT_NOTES: Final = Rights(read=(*_METADATA, f"{NOTES}/*"), lists=True)
 _LOOK_AT_KEYRINGS: Final = Rights(read=(*_METADATA, *_KEYRINGS), lists=True)
 
 ROLES: Final = (
@@ -159,8 +161,8 @@ ROLES: Final = (
     Definition(
         name="retention",
         does="removes checkpoints that need not be kept; reads what says which, and no tensor",
-        restore=_LOOK,
-        save=_LOOK | Rights(delete=(*_CHECKPOINTS, *_ANNOUNCEMENTS)),
+        restore=_LOOK_AT_NOTES,
+        save=_LOOK_AT_NOTES | Rights(delete=(*_CHECKPOINTS, *_ANNOUNCEMENTS)),
     ),
     Definition(
         name="break-glass",
