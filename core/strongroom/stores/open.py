@@ -28,8 +28,8 @@ def open_store(root: str | os.PathLike[str] | Store) -> Store:
             return S3Store(root)
         if root[:3].lower() == "s3:":
             raise ConfigError(
-                f"the root {root!r} looks like a bucket's URI and is none; write s3://BUCKET/PREFIX (or, for a "
-                f"folder of that name, ./{root})"
+                f"the root {root!r} looks like a bucket's URI and is none; write s3://BUCKET/PREFIX (or, for "
+                f"a folder of that name, ./{root})"
             )
         is_uri = "://" in root or root[:6].lower() == "file:/"
         return LocalStore(_path_of_uri(root) if is_uri else root)

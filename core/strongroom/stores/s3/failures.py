@@ -255,7 +255,7 @@ def explain(
     if failure.code in _ELSEWHERE or failure.status in (301, 307):
         return StoreError(
             f"{what}: the bucket is in another region, or behind another endpoint, than was asked "
-            f"({answered}); set S3Options.region_name, AWS_REGION, or region= in ~/.aws/config"
+            f"({answered}); set S3Options.region_name, AWS_DEFAULT_REGION, or region= in ~/.aws/config"
         )
     if failure.code == TLS:
         return StoreUnavailableError(
