@@ -75,7 +75,7 @@ def test_its_json_has_the_documented_members(strongroom: Strongroom, root: Path,
     done = strongroom("gc", root, "--keep-last", 3, "--json").json
     assert set(done) == {
         "dry_run", "failed", "freed_bytes", "keep_last", "kept", "removed", "root", "run",
-        "unknown",
+        "tiers", "unknown",
     }  # fmt: skip
     assert (done["run"], done["root"], done["keep_last"], done["failed"]) == ("demo", root.as_uri(), 3, 0)
     for item in done["removed"]:
@@ -232,7 +232,19 @@ def test_what_stands_on_no_other_tier_stays_unless_that_is_said(
     done = strongroom("gc", fast, "--keep-last", "1")
     assert done.status == 0
     assert f"verified on no other tier yet, of {slow.as_uri()}" in done.out
+    assert "is known by this root's own notes; the tier itself is not asked" in done.out
     # Step 2 is what the newest launch goes on from.
     assert steps(fast) == [2, 3, 4, 5]
     assert strongroom("gc", fast, "--keep-last", "1", "--unreplicated").status == 0
     assert steps(fast) == [2, 5]
+
+
+def test_what_was_copied_by_hand_holds_nothing_back_and_neither_do_the_notes_of_another_root(
+    strongroom: Strongroom, root: Path, tmp_path: Path
+) -> None:
+    assert strongroom("replicate", root, 100, "--to", tmp_path / "by-hand").status == 0
+    done = strongroom("gc", root, "--keep-last", 1, "--json")
+    assert done.json["tiers"] == []
+    assert steps(root) == [200, 250]
+    shutil.copytree(root, tmp_path / "copy")
+    assert f"notes of {root.as_uri()} lie here" in strongroom("gc", tmp_path / "copy", "--dry-run").out

@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from strongroom import Checkpointer
+from strongroom.catalog import Catalog
+from strongroom.replication.ledger import Ledger
+from strongroom.stores.local import LocalStore
 
 Strongroom = Callable[..., Any]
 
@@ -91,6 +94,25 @@ def test_a_root_is_not_copied_onto_itself(strongroom: Strongroom, root: Path) ->
     assert strongroom("replicate", root, "--to", root).status == 2
 
 
+def test_a_root_is_not_copied_into_itself(strongroom: Strongroom, root: Path) -> None:
+    done = strongroom("replicate", root, "--to", root / "copy")
+    assert done.status == 2
+    assert "one lies inside the other" in done.err
+
+
+def test_what_was_verified_is_read_again_if_one_asks(
+    strongroom: Strongroom, root: Path, other: Path, newest: Path
+) -> None:
+    strongroom("replicate", root, "--to", other)
+    shard = next((other / newest.name).glob("data/0*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    assert strongroom("replicate", root, "--to", other).status == 0
+    done = strongroom("replicate", root, "--to", other, "--verify")
+    assert done.status == 1
+    assert "damaged step 250" in done.out
+    assert strongroom("ls", root, "--json").json["checkpoints"][0]["verified_on"] == []
+
+
 def test_a_rate_is_a_number_of_bytes(strongroom: Strongroom, root: Path, other: Path) -> None:
     assert strongroom("replicate", root, "--to", other, "--max-bytes-per-second", "fast").status == 2
     assert strongroom("replicate", root, "--to", other, "--max-bytes-per-second", "0").status == 2
@@ -106,7 +128,39 @@ def test_torch_is_not_waited_for(root: Path, other: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def job_copies(root: Path, *others: Path) -> None:
+    """As a job that copies there notes it when it begins."""
+    for other in others:
+        Ledger(LocalStore(root), other.as_uri(), now_ms=lambda: 0).name_tier()
+
+
 class TestLs:
+    def test_tells_a_copy_by_hand_from_a_tier_and_counts_nothing_that_waits_for_it(
+        self, strongroom: Strongroom, root: Path, other: Path
+    ) -> None:
+        strongroom("replicate", root, 300, "--to", other)
+        assert "has superseded ones alone, copied by hand" in strongroom("ls", root).out
+        (tier,) = strongroom("ls", root, "--json").json["tiers"]
+        assert (tier["is_followed"], tier["behind"], tier["lag_s"]) == (False, 0, 0)
+        job_copies(root, other)
+        (tier,) = strongroom("ls", root, "--json").json["tiers"]
+        assert (tier["is_followed"], tier["behind"]) == (True, 3)
+
+    def test_marks_what_nobody_could_read_there(
+        self, strongroom: Strongroom, root: Path, other: Path
+    ) -> None:
+        store = LocalStore(root)
+        commit = Catalog(store).history().whole(Catalog(store).history().newest())
+        ledger = Ledger(store, other.as_uri(), now_ms=lambda: 0)
+        ledger.name_tier()
+        ledger.claim_turn()
+        ledger.note_verified(commit, "checksums")
+        out = strongroom("ls", root).out
+        assert " 1* " in out
+        assert "by the server's checksums alone" in out
+        newest = strongroom("ls", root, "--json").json["checkpoints"][0]
+        assert newest["by_checksums_on"] == newest["verified_on"] == [other.as_uri()]
+
     def test_waits_for_nothing_that_copies(self, root: Path) -> None:
         code = (
             "import sys; sys.modules['numpy'] = None; from strongroom_cli.main import main; "
@@ -128,6 +182,7 @@ class TestLs:
     ) -> None:
         strongroom("replicate", root, "--to", other)
         strongroom("replicate", root, 100, "--to", tmp_path / "third")
+        job_copies(root, other, tmp_path / "third")
         done = strongroom("ls", root)
         rows = {row.split()[0]: row for row in done.out.splitlines() if row.strip()[:3].isdigit()}
         assert " 1 " in rows["250"]
@@ -149,11 +204,13 @@ class TestLs:
 
     def test_contacts_nobody(self, strongroom: Strongroom, root: Path, other: Path) -> None:
         strongroom("replicate", root, "--to", other)
+        job_copies(root, other)
         other.rename(other.with_name("gone"))
         assert "has step 250, the newest" in strongroom("ls", root).out
 
     def test_takes_no_damaged_note_at_its_word(self, strongroom: Strongroom, root: Path, other: Path) -> None:
         strongroom("replicate", root, "--to", other)
+        job_copies(root, other)
         (note,) = root.glob("replication/*/verified/*.json")
         members = json.loads(note.read_bytes())
         note.write_text(json.dumps({**members, "size": 1}))

@@ -155,6 +155,13 @@ class TestATargetIsRefused:
         with pytest.raises(FencedError, match="launch 2 has taken the run over at memory://copy"):
             self.check(source, target, launch=1)
 
+    def test_never_for_a_folder_that_nobody_committed(self, source: MemoryStore) -> None:
+        save(source, 1)
+        target = copy_of(source)
+        target.plant({"step-000000000001-0999-0123456789abcdef/data/x": b"x"})
+        assert 999 in history(target).launch_numbers
+        self.check(source, target, launch=1)
+
     def test_never_where_it_is_empty_or_may_not_be_looked_at(self, source: MemoryStore) -> None:
         save(source, 1)
         self.check(source, MemoryStore("empty"), launch=1)

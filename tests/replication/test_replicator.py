@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replication_runs import Listener, MovedClock, name_of, save, steps_of
+from replication_runs import Listener, MovedClock, name_of, save, steps_of, without_notes
 from replication_stores import Watched
 
 from strongroom import Checkpointer, KeepLast
@@ -24,9 +24,9 @@ from strongroom.errors import (
     WaitTimeoutError,
 )
 from strongroom.events import CheckpointReplicated, Emitter, ReplicationFailed
-from strongroom.layout import DATA, launch_key
+from strongroom.layout import DATA, CheckpointName, launch_key
 from strongroom.manifest import Launch
-from strongroom.replication import Replicator, Target
+from strongroom.replication import Notes, Replicator, Target, known_targets, read_notes
 from strongroom.replication.lag import ALARM_S, WARN_S, LagWatch, lag_s, pause_s
 from strongroom.replication.ledger import Ledger
 from strongroom.stores.local import LocalStore
@@ -304,7 +304,28 @@ class TestATargetThatIsGivenUp:
         replicator.wake(commit_of(source, 1))
         with pytest.raises(ReplicationError, match="each run needs a root of its own"):
             replicator.wait(name_of(source, 1), WAIT_S)
+        # The next save is told.
+        assert isinstance(replicator.fenced, ConfigError)
+
+    def test_is_taken_up_again_once_the_run_was_taken_back(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1)
+        target.inner.plant(source.contents())
+        save(target.inner, 2, resumes=True)
+        replicator = begin(source, target)
+        replicator.begin(1)
+        wait_for(lambda: replicator.fenced is not None)
+        # It has restored, and writes under no turn for now.
+        replicator.begin(None)
         assert replicator.fenced is None
+        source.plant(without_notes(target.inner))
+        save(source, 3, resumes=True)
+        replicator.begin(3)
+        replicator.wake(commit_of(source, 3))
+        replicator.wait(name_of(source, 3), WAIT_S)
+        assert replicator.fenced is None
+        assert steps_of(target.inner) == [3, 2, 1]
 
 
 class TestWaiting:
@@ -386,6 +407,22 @@ class TestWaiting:
         target.log.clear()
         begin(source, target).wait(name_of(source, 1), WAIT_S)
         assert target.asked("open_writer") == []
+
+    def test_goes_on_where_the_target_was_seen_emptied(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1, 2)
+        replicator = begin(source, target)
+        replicator.wake(commit_of(source, 2))
+        replicator.wait(name_of(source, 1), WAIT_S)
+        for key in list(target.inner.contents()):
+            target.inner.delete(key)
+        seen = threading.Event()
+        target.hook = lambda operation, key: seen.set() if operation == "open_writer" else None
+        replicator.begin()
+        assert seen.wait(WAIT_S)
+        replicator.wait(name_of(source, 1), WAIT_S)
+        assert steps_of(target.inner) == [2, 1]
 
     def test_ends_when_the_copying_is_ended(self, source: MemoryStore, target: Watched, begin: Begin) -> None:
         save(source, 1)
@@ -493,6 +530,70 @@ class TestWhatTheFirstTierMayLose:
         again.begin()
         wait_for(lambda: steps_of(target.inner) == [1])
 
+    def lose_a_shard(self, target: Watched, name: CheckpointName) -> None:
+        shard = next(
+            key for key in target.inner.contents() if key.startswith(name.folder) and "00000-" in key
+        )
+        target.inner.delete(shard)
+
+    def test_is_nothing_of_which_the_target_has_lost_a_file_before_this_start(
+        self, source: MemoryStore, target: Watched, begin: Begin, listener: Listener
+    ) -> None:
+        save(source, 1, 2)
+        begin(source, target).wait(name_of(source, 1), WAIT_S)
+        self.lose_a_shard(target, name_of(source, 1))
+        replicator = begin(source, target, emitter=Emitter([listener]))
+        replicator.begin()
+        with pytest.raises(ReplicationError, match=r"is damaged: .* is not there"):
+            replicator.wait(name_of(source, 1), WAIT_S)
+        assert self.held(replicator, source).keys() == {1}
+        assert [event.step for event in listener.of(ReplicationFailed)] == [1]
+        assert known_targets(source)[target.uri].keys() == {name_of(source, 2)}
+
+    def test_is_nothing_that_was_found_damaged_or_another_there(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1, 2)
+        begin(source, target).wait(name_of(source, 1), WAIT_S)
+        source.delete_tree("replication")
+        self.lose_a_shard(target, name_of(source, 1))
+        replicator = begin(source, target)
+        replicator.begin()
+        replicator.wait(name_of(source, 2), WAIT_S)
+        with pytest.raises(ReplicationError, match="is damaged"):
+            replicator.wait(name_of(source, 1), WAIT_S)
+        assert "where it cannot be put" in self.held(replicator, source)[1]
+        assert not replicator.is_verified_elsewhere(name_of(source, 1))
+        target.inner.plant({name_of(source, 1).commit_key: b"torn"})
+        again = begin(source, target)
+        again.begin()
+        again.wait(name_of(source, 2), WAIT_S)
+        assert self.held(again, source).keys() == {1}
+
+    def test_is_only_what_stands_there_at_the_moment(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1)
+        replicator = begin(source, target)
+        replicator.wake(commit_of(source, 1))
+        replicator.wait(name_of(source, 1), WAIT_S)
+        for key in list(target.inner.contents()):
+            target.inner.delete(key)
+        assert self.held(replicator, source).keys() == {1}
+        wait_for(lambda: steps_of(target.inner) == [1])
+
+    def test_is_nothing_while_nobody_can_tell_what_stands_there(
+        self, source: MemoryStore, target: Watched, begin: Begin
+    ) -> None:
+        save(source, 1)
+        replicator = begin(source, target)
+        replicator.wake(commit_of(source, 1))
+        replicator.wait(name_of(source, 1), WAIT_S)
+        target.hook = fail_all
+        assert "it cannot be seen whether it still does" in self.held(replicator, source)[1]
+        target.hook = None
+        assert self.held(replicator, source) == {}
+
 
 class TestLag:
     def test_is_the_age_of_the_oldest_that_waits(self, source: MemoryStore) -> None:
@@ -548,6 +649,23 @@ def test_targets_are_named_once_and_are_not_the_first_tier(source: MemoryStore) 
         Replicator(source, [target, target])
     with pytest.raises(ConfigError, match="cannot be copied onto itself"):
         Replicator(source, [Target(store=source)])
+
+
+def test_a_target_inside_the_first_tier_is_refused(tmp_path: Path) -> None:
+    for first, second in (("run", "run/copy"), ("run/fast", "run")):
+        with pytest.raises(ConfigError, match="one lies inside the other"):
+            Replicator(LocalStore(tmp_path / first), [Target(store=LocalStore(tmp_path / second))])
+
+
+def test_a_target_that_is_the_first_tier_under_another_name_is_given_up(tmp_path: Path, begin: Begin) -> None:
+    save(tmp_path / "first", 1)
+    (tmp_path / "second").symlink_to(tmp_path / "first")
+    source = LocalStore(tmp_path / "first")
+    replicator = begin(source, LocalStore(tmp_path / "second"))
+    replicator.begin()
+    with pytest.raises(ReplicationError, match="under another name"):
+        replicator.wait(name_of(source, 1), WAIT_S)
+    assert read_notes(source) == Notes(targets={})
 
 
 def test_a_target_is_checked_when_it_is_made(source: MemoryStore) -> None:

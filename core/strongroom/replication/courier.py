@@ -276,6 +276,7 @@ class Courier:
         if not self._has_turn:
             self._copier.turn = self._ledger.claim_turn()
             if self._ledger.is_shown_by(self._target.store):
+                self._ledger.withdraw()
                 raise ConfigError(
                     f"{self.uri} is {self._source.uri} under another name: what is written to the one "
                     "is seen in the other; give the tier a place of its own"

@@ -134,6 +134,13 @@ class Ledger:
             # Copying is what makes room on a full tier.
             self._tell(error)
 
+    def withdraw(self) -> None:
+        """Note nothing of the target any more: it is none."""
+        try:
+            self._store.delete_tree(self._folder)
+        except StoreError as error:
+            self._tell(error)
+
     def _name(self, file: str, kind: str) -> None:
         """Create a document that says whose notes these are, in the place of any that does not."""
         members = {"source": self._store.uri, "uri": self._uri}

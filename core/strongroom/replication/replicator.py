@@ -98,19 +98,20 @@ class Replicator:
 
         Args:
             launch: the writer's turn for whom copies are made: where a target has a later one, nothing more
-                is committed there. None: nobody is writing.
+                is committed there. None: nobody is writing, or not any more. A target that was given up
+                is taken up again for a newer turn, and, where another writer had it, for none.
         """
-        self._wake(None, launch)
-
-    def wake(self, commit: Commit) -> None:
-        """Copy what the writer has committed on the first tier just now; returns at once."""
-        self._wake(commit, commit.name.launch)
-
-    def _wake(self, commit: Commit | None, launch: int | None) -> None:
         with self._changed:
             if not self._is_closed:
                 for line in self._lines:
-                    line.wake(commit, launch)
+                    line.begin(launch)
+
+    def wake(self, commit: Commit) -> None:
+        """Copy what the writer has committed on the first tier just now; returns at once."""
+        with self._changed:
+            if not self._is_closed:
+                for line in self._lines:
+                    line.wake(commit, commit.name.launch)
 
     @property
     def fenced(self) -> StrongroomError | None:

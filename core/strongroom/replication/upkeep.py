@@ -162,14 +162,21 @@ class Upkeep:
         """Whether what is expected there is likely to come soon."""
         return self._in_a_row == 0 and self.stopped_by is None
 
+    def begin(self, launch: int | None) -> None:
+        """Go on, for a writer's turn, or, where a process has none any more, for nobody's."""
+        is_new = launch is not None and launch > (self._launch or 0)
+        is_let_go = launch is None and isinstance(self.stopped_by, FencedError)
+        if self.stopped_by is not None and (is_new or is_let_go):
+            # Whoever was fenced has restored: the turn that was taken from it is not its turn any more.
+            self.stopped_by, self.error = None, None
+            self._in_a_row = 0
+            self._has_to_take_turn = True
+        if launch is None:
+            self._launch = None
+        self.wake(None, launch)
+
     def wake(self, commit: Commit | None, launch: int | None) -> None:
         if launch is not None:
-            if launch > (self._launch or 0) and self.stopped_by is not None:
-                # A writer that has restored, and has taken the run back.
-                _LOG.info("what is committed is copied to %s again: launch %d has begun", self.uri, launch)
-                self.stopped_by, self.error = None, None
-                self._in_a_row = 0
-                self._has_to_take_turn = True
             self._launch = max(launch, self._launch or 0)
         if self.stopped_by is not None or self._stopping.is_set():
             return
