@@ -473,6 +473,8 @@ class TestATargetThatMayOnlyBeCreatedIn:
         blind.fail_on = ".safetensors"
         with pytest.raises(StoreUnavailableError):
             copy(source, blind, clock=clock.clock, note_bytes=0)
+        sent = [key for key in source.contents() if "/sending/" in key and "/files-" in key]
+        assert bool(sent) != forgets
         blind.fail_on = None
         clock.seconds += 10.0
         copy(source, blind, clock=clock.clock, note_bytes=0)

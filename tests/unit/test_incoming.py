@@ -104,6 +104,7 @@ def test_a_copy_that_was_held_up_may_not_be_committed_by_an_old_announcement(
     # Nor is it announced anew as if nothing had happened: what was copied may be gone.
     with pytest.raises(ReplicationError, match="taken for dead"):
         made.renew()
+    assert len(store.list_names(f"replication/incoming/{NAME.folder}")) == 1
     again = announcement(store, time)
     again.renew()
     again.check()
