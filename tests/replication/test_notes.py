@@ -21,6 +21,7 @@ from strongroom.replication import (
     read_notes,
     replicate,
 )
+from strongroom.replication.ledger import Ledger
 from strongroom.stores.memory import MemoryStore
 
 Begin = Callable[..., Replicator]
@@ -100,6 +101,23 @@ def test_notes_that_came_with_a_plain_copy_of_a_root_are_nobodys(
     assert any(key.endswith(".safetensors") for key in target.asked("open_reader"))
     assert read_notes(moved).tiers.keys() == {target.uri}
     assert read_notes(moved).strange == ()
+
+
+def test_whoever_copies_to_a_target_removes_what_another_root_has_noted_of_it(
+    source: MemoryStore, target: Watched
+) -> None:
+    save(source, 1)
+    replicate(source, Target(store=target))
+    moved = MemoryStore("moved")
+    moved.plant(source.contents())
+
+    def ledger() -> Ledger:
+        return Ledger(moved, target.uri, now_ms=lambda: 0)
+
+    assert ledger().verified() == {}
+    # The turns go on: somebody may copy there under the other name.
+    assert ledger().claim_turn() == 2
+    assert ledger().verified() == {}
 
 
 class TestWhatWasVerified:
