@@ -654,7 +654,6 @@ class Checkpointer:
         turn = self._turns.begin(parent, accept_older=self._accepts_older)
         if self._replicating is not None:
             self._replicating.begin(turn.launch.launch)
-            self._tidy()
         parent_step = parent.step if parent else None
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from strongroom.catalog import Checkpoint, History
-from strongroom.errors import AccessDeniedError, ConfigError, FencedError, ReplicationError, WaitTimeoutError
+from strongroom.errors import AccessDeniedError, ConfigError, ReplicationError, WaitTimeoutError
 from strongroom.events import CheckpointReplicated, Emitter, Event
 from strongroom.layout import COMMIT, CheckpointName
 
@@ -86,10 +86,10 @@ class Replicating:
             self._replicator.wake(commit)
 
     def check_fenced(self) -> None:
-        """Raise FencedError where a later writer was seen on a tier."""
-        fenced = self._replicator.fenced if self._replicator is not None else None
-        if fenced is not None:
-            raise FencedError(str(fenced)) from fenced
+        """Raise what ended copying to a tier for good: another writer has taken the run over, for one."""
+        ended = self._replicator.fenced if self._replicator is not None else None
+        if ended is not None:
+            raise type(ended)(str(ended)) from ended
 
     def held(self, history: History) -> Mapping[CheckpointName, str]:
         """Checkpoints of the first tier that must stay, since no tier behind it has them yet, and why."""

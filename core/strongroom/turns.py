@@ -105,9 +105,7 @@ class Turns:
         """
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
-        history = self._tiers.look()
-        if history is None:
-            self._check_told()
+        history = self._look()
         self._guard.check_saves(self._signing)
         above = self._to_exceed(history, accept_older=accept_older)
         # What follows creates, and goes by the credentials for that alone.
@@ -131,16 +129,24 @@ class Turns:
         self.current = Turn(launch=launch, parent=parent)
         return self.current
 
-    def _check_told(self) -> None:
-        """Raise ConfigError where this process may not look at the root, and was not told what it needs."""
-        told = {"run_id": self._run_id, "launch": self._launch}
-        missing = [name for name, value in told.items() if value is None]
-        if missing:
-            raise ConfigError(
-                f"this process may not look at {self._store.uri}, and so cannot find out its "
+    def _look(self) -> History | None:
+        """What the root holds; None to who may not look at it, and was told what there is to know.
+
+        Raises:
+            AccessDeniedError: who may not look was told too little.
+        """
+        try:
+            return self._tiers.history()
+        except AccessDeniedError as error:
+            told = {"run_id": self._run_id, "launch": self._launch}
+            missing = [name for name, value in told.items() if value is None]
+            if not missing:
+                return None
+            raise AccessDeniedError(
+                f"{error}. A process that may not look at {self._store.uri} cannot find out its "
                 f"{' and '.join(missing)}: have the platform give them (run_id= and launch=, or run and "
                 "launch in [role]), or name credentials for restoring ([role] restore)"
-            )
+            ) from error
 
     def _to_exceed(self, history: History | None, *, accept_older: bool) -> int:
         if history is not None:

@@ -115,7 +115,7 @@ def test_arguments_do_not_contradict_the_role(given: dict[str, Any]) -> None:
 def test_a_writer_that_is_told_too_little_is_told_what_it_needs(given: dict[str, Any], missing: str) -> None:
     store = MemoryStore()
     ck = begin(store, Writer(), **given)
-    with pytest.raises(ConfigError, match=f"may not look.*{missing}.*platform.*restore"):
+    with pytest.raises(AccessDeniedError, match=f"may not look.*{missing}.*platform.*restore"):
         ck.save(1, {"w": torch.ones(2)})
     ck.close()
     assert store.contents() == {}
