@@ -125,10 +125,11 @@ class TrippedStore:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = getattr(self._inner, name)
 
-        def tripped(key: str, *arguments: Any, **options: Any) -> Any:
-            self._switch.at(f"{name} {key}")
-            result = operation(key, *arguments, **options)
-            self._switch.at(f"{name} {key}, after")
+        def tripped(*arguments: Any, **options: Any) -> Any:
+            place = f"{name} {arguments[0]}" if arguments else name
+            self._switch.at(place)
+            result = operation(*arguments, **options)
+            self._switch.at(f"{place}, after")
             return result
 
         return tripped
