@@ -64,7 +64,8 @@ def test_ls_as_json_has_the_documented_members(strongroom: Strongroom, mixed: Pa
         (300, "superseded"),
     ]
     for item in done.json["checkpoints"] + done.json["uncommitted"]:
-        assert set(item) - {"verified_on"} == {
+        assert set(item) - {"by_checksums_on",
+        "verified_on"} == {
             "attempt", "committed_at_ms", "folder", "launch", "manifest_digest", "reason",
             "size_bytes", "status", "step",
         }  # fmt: skip
