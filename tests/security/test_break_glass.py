@@ -112,7 +112,9 @@ def test_a_checkpoint_of_a_run_is_opened_into_files_that_other_tools_read(
 ) -> None:
     create_key_pair(tmp_path / "glass")
     sealing = EnvelopeSealing([read_key(tmp_path / "glass.pub")])
-    policy = SimpleNamespace(digest=None, sealing=sealing, signing=None, guard=Guard(sealing=sealing))
+    policy = SimpleNamespace(
+        digest=None, sealing=sealing, signing=None, guard=Guard(sealing=sealing), role=None
+    )
     weights = torch.arange(1_000_000, dtype=torch.float32)
     with Checkpointer(tmp_path / "root", security=policy) as checkpointer:
         checkpointer.save(7, {"weights": weights, "epoch": 3}).result(timeout_s=60)
