@@ -153,7 +153,9 @@ class MemoryStore:
         if key in self._objects:
             return False
         if self._under(key):
-            raise StoreError(f"{key}: a folder stands there in {self.uri}; write it under another name")
+            raise ObjectExistsError(
+                f"{key}: a folder stands there in {self.uri}; write it under another name"
+            )
         self._objects[key] = self._object(room, size_bytes)
         return True
 
