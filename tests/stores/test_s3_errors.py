@@ -166,7 +166,7 @@ def test_an_answer_may_have_been_lost_wherever_somebody_else_may_have_answered(
     (
         (404, "NoSuchBucket", StoreError, "there is no bucket bucket at https://s3"),
         (404, "NoSuchKey", ObjectNotFoundError, "s3://bucket/run/key does not exist"),
-        (301, "PermanentRedirect", StoreError, "S3Options.region_name, AWS_REGION"),
+        (301, "PermanentRedirect", StoreError, "S3Options.region_name, AWS_DEFAULT_REGION"),
         (400, "AuthorizationHeaderMalformed", StoreError, "another region"),
         (403, "AccessDenied", AccessDeniedError, "allow this identity s3:PutObject"),
         (403, "InvalidAccessKeyId", AccessDeniedError, "does not know this access key"),
