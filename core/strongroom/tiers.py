@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from strongroom.catalog import Catalog, History
 from strongroom.config import check_keep
-from strongroom.errors import AccessDeniedError, ConfigError, IntegrityError, StoreError
+from strongroom.errors import AccessDeniedError, IntegrityError, StoreError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.merging import Merged, merge
 from strongroom.pace import check_rate
+from strongroom.replication.planning import check_apart
 from strongroom.retention import RetentionPolicy
 from strongroom.roles import Duty, Operation
 from strongroom.stores.local import LocalStore
@@ -111,7 +112,7 @@ class Tiers:
         self.stores = tuple(opened(number, Duty.SAVE) for number in numbers)
         reading = self.stores if role is None else tuple(opened(number, Duty.RESTORE) for number in numbers)
         self._read_by(reading)
-        _check_apart(self.stores)
+        check_apart(self.uris)
 
     @property
     def first(self) -> Store:
@@ -212,15 +213,3 @@ class Tiers:
         self._reading = stores
         self._catalogs = tuple(known.get(id(store)) or Catalog(store, self._trust) for store in stores)
         self._merged = None
-
-
-def _check_apart(stores: Sequence[Store]) -> None:
-    """Raise ConfigError where a tier is another one, or lies inside it."""
-    folders = [f"{store.uri.rstrip('/')}/" for store in stores]
-    for number, folder in enumerate(folders):
-        for other in folders[:number]:
-            if folder.startswith(other) or other.startswith(folder):
-                raise ConfigError(
-                    f"the tiers {other} and {folder} are one place, or one lies inside the other; give each "
-                    "a place of its own"
-                )

@@ -8,7 +8,6 @@ describes the format.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,9 @@ from strongroom.digest import Digest, sha256_of
 from strongroom.errors import ConfigError, FormatError, UnsupportedFormatError, UntrustedError
 from strongroom.manifest import CheckpointRef, check_run_id
 from strongroom_security.dsse import pae
-from strongroom_security.publickeys import PublicKey, check_signature_form
-from strongroom_security.strictjson import base64_of, list_of, load, members_of, text_of
+from strongroom_security.envelopes import SharedEnvelope
+from strongroom_security.publickeys import PublicKey
+from strongroom_security.strictjson import list_of, members_of, text_of
 
 if TYPE_CHECKING:
     from strongroom_security.signers.base import Signer
@@ -57,6 +57,14 @@ _PAYLOAD_BOUNDS: Final = Bounds(length_bytes=8 << 20, depth=6, items=1_200_000)
 
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 _WITHIN_S: Final = 30.0
+
+
+_ENVELOPE: Final = SharedEnvelope(
+    noun="a list of trusted keys",
+    payload_type=PAYLOAD_TYPE,
+    max_signatures=MAX_SIGNATURES,
+    bounds=_ENVELOPE_BOUNDS,
+)
 
 
 class TrustFloor(Protocol):
@@ -321,7 +329,7 @@ class TrustList:
                 f"{what} needs a threshold from 1 to the number of its root keys, {len(known)}; got "
                 f"{threshold!r:.40}"
             )
-        payload, signatures = _open(data, what)
+        payload, signatures = _ENVELOPE.open(data, what)
         message = pae(PAYLOAD_TYPE, payload)
         good: set[str] = set()
         reasons = []
@@ -354,7 +362,7 @@ def unverified(data: bytes, what: str) -> tuple[TrustList, tuple[str, ...]]:
     Raises:
         FormatError, UnsupportedFormatError: it is malformed, or of another format.
     """
-    payload, signatures = _open(data, what)
+    payload, signatures = _ENVELOPE.open(data, what)
     return TrustList.decode(payload, what), tuple(signatures)
 
 
@@ -377,7 +385,7 @@ def sign_trust_list(trust: TrustList, signers: Sequence[Signer], *, within_s: fl
         signatures[signer.public_key.id] = _signed(payload, signer, within_s)
     if not signatures:
         raise ConfigError("a list of trusted keys is signed by at least one root key; none was given")
-    return _close(payload, signatures)
+    return _ENVELOPE.close(payload, signatures)
 
 
 def add_signature(data: bytes, signer: Signer, *, within_s: float = _WITHIN_S) -> bytes:
@@ -390,50 +398,15 @@ def add_signature(data: bytes, signer: Signer, *, within_s: float = _WITHIN_S) -
         KeyServiceError, NoKeyError: who keeps the key was not reached in time, or refused.
     """
     what = "the list of trusted keys"
-    payload, signatures = _open(data, what)
+    payload, signatures = _ENVELOPE.open(data, what)
     TrustList.decode(payload, what)
-    return _close(payload, {**signatures, signer.public_key.id: _signed(payload, signer, within_s)})
+    return _ENVELOPE.close(payload, {**signatures, signer.public_key.id: _signed(payload, signer, within_s)})
 
 
 def _signed(payload: bytes, signer: Signer, within_s: float) -> bytes:
     from strongroom_security.signers.base import sign_checked
 
     return sign_checked(signer, pae(PAYLOAD_TYPE, payload), within_s=within_s)
-
-
-def _close(payload: bytes, signatures: dict[str, bytes]) -> bytes:
-    if len(signatures) > MAX_SIGNATURES:
-        raise ConfigError(f"a list of trusted keys has at most {MAX_SIGNATURES} signatures")
-    return canonical.encode(
-        {
-            "payload": base64.b64encode(payload).decode("ascii"),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [
-                {"keyid": key_id, "sig": base64.b64encode(signature).decode("ascii")}
-                for key_id, signature in sorted(signatures.items())
-            ],
-        }
-    )
-
-
-def _open(data: bytes, what: str) -> tuple[bytes, dict[str, bytes]]:
-    """An envelope's payload, of which nothing is parsed, and its signatures by key id."""
-    members = members_of(
-        load(data, what, _ENVELOPE_BOUNDS), what, required=("payload", "payloadType", "signatures")
-    )
-    text_of(members["payloadType"], f"the payload type of {what}", expected=PAYLOAD_TYPE)
-    listed = list_of(members["signatures"], f"the signatures of {what}")
-    if len(listed) > MAX_SIGNATURES:
-        raise FormatError(f"{what} has {len(listed)} signatures; at most {MAX_SIGNATURES} are read")
-    signatures: dict[str, bytes] = {}
-    for each in listed:
-        signed = members_of(each, f"a signature of {what}", required=("keyid", "sig"))
-        key_id = _check_id(text_of(signed["keyid"], f"a key id of {what}"))
-        if key_id in signatures:
-            raise FormatError(f"{what} has two signatures by {key_id}; a key signs once")
-        signatures[key_id] = base64_of(signed["sig"], f"a signature of {what}")
-        check_signature_form(signatures[key_id], f"the signature by {key_id} of {what}")
-    return base64_of(members["payload"], f"the payload of {what}"), signatures
 
 
 def _key(value: Json, what: str) -> TrustedKey:

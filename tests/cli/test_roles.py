@@ -201,7 +201,6 @@ def test_a_role_that_is_asked_for_and_not_there_is_a_gap(
 def test_an_account_that_is_out_of_reach_is_unknown(
     strongroom: Strongroom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("boto3")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -25,7 +25,7 @@ from strongroom.errors import (
     StoreUnavailableError,
 )
 from strongroom.events import Emitter
-from strongroom.incoming import Announcement, RemovalMark
+from strongroom.incoming import VALID_S, Announcement, RemovalMark
 from strongroom.layout import COMMIT, DATA, further_signature_key, keyring_key, launch_key
 from strongroom.manifest import Commit, Launch
 from strongroom.replication import Report, Target, known_targets, replicate
@@ -921,3 +921,18 @@ def test_every_error_of_a_source_is_its_own(source: MemoryStore, target: Watched
     source.delete("run.json")
     with pytest.raises(IntegrityError, match=r"run\.json is missing in memory://first"):
         copy(source, target)
+
+
+def test_a_commit_is_not_sent_for_longer_than_what_announces_it_counts(source: MemoryStore) -> None:
+    told: list[tuple[str, float]] = []
+
+    class Patient(Bucket):
+        def put_if_absent_within(self, key: str, data: Any, within_s: float) -> bool:
+            told.append((key, within_s))
+            return self.put_if_absent(key, data)
+
+    save(source, 1)
+    target = Patient()
+    copy(source, target)
+    assert told == [(name_of(source, 1).commit_key, VALID_S)]
+    assert without_notes(target) == without_notes(source)

@@ -6,11 +6,10 @@ policy names, outside of the grant; a grant that names its own approvers would b
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,9 +21,10 @@ from strongroom.digest import Digest, sha256_of
 from strongroom.errors import AccessDeniedError, ConfigError, FormatError, UnsupportedFormatError
 from strongroom.manifest import check_run_id
 from strongroom_security.dsse import pae
-from strongroom_security.publickeys import PublicKey, check_signature_form
+from strongroom_security.envelopes import SharedEnvelope
+from strongroom_security.publickeys import PublicKey
 from strongroom_security.roles.definitions import definition
-from strongroom_security.strictjson import base64_of, list_of, load, members_of, text_of
+from strongroom_security.strictjson import members_of, text_of
 
 if TYPE_CHECKING:
     from strongroom_security.signers.base import Signer
@@ -58,6 +58,11 @@ _BOUNDS: Final = Bounds(length_bytes=65_536, depth=4, items=200)
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 _WITHIN_S: Final = 30.0
+
+
+_ENVELOPE: Final = SharedEnvelope(
+    noun="a grant", payload_type=PAYLOAD_TYPE, max_signatures=_MAX_SIGNATURES, bounds=_BOUNDS
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +169,7 @@ class GrantUse:
 
 def unapproved(grant: Grant) -> bytes:
     """A grant's file before anybody approved it."""
-    return _close(grant.encode(), {})
+    return _ENVELOPE.close(grant.encode(), {})
 
 
 def approve(data: bytes, what: str, signer: Signer, *, within_s: float = _WITHIN_S) -> bytes:
@@ -176,10 +181,10 @@ def approve(data: bytes, what: str, signer: Signer, *, within_s: float = _WITHIN
     """
     from strongroom_security.signers.base import sign_checked
 
-    payload, signatures = _open(data, what)
+    payload, signatures = _ENVELOPE.open(data, what)
     Grant.decode(payload, what)
     signature = sign_checked(signer, pae(PAYLOAD_TYPE, payload), within_s=within_s)
-    return _close(payload, {**signatures, signer.public_key.id: signature})
+    return _ENVELOPE.close(payload, {**signatures, signer.public_key.id: signature})
 
 
 def read_grant(data: bytes, what: str, approvers: Sequence[PublicKey] = ()) -> tuple[Grant, tuple[str, ...]]:
@@ -188,7 +193,7 @@ def read_grant(data: bytes, what: str, approvers: Sequence[PublicKey] = ()) -> t
     Raises:
         FormatError, UnsupportedFormatError: it is malformed, or of another format.
     """
-    payload, signatures = _open(data, what)
+    payload, signatures = _ENVELOPE.open(data, what)
     message = pae(PAYLOAD_TYPE, payload)
     good = {key.id for key in approvers if key.id in signatures and key.verify(message, signatures[key.id])}
     return Grant.decode(payload, what), tuple(sorted(good))
@@ -200,7 +205,7 @@ def signed_by(data: bytes, what: str) -> tuple[str, ...]:
     Raises:
         FormatError: it is malformed.
     """
-    return tuple(sorted(_open(data, what)[1]))
+    return tuple(sorted(_ENVELOPE.open(data, what)[1]))
 
 
 class HeldGrant:
@@ -301,39 +306,6 @@ def _tell(use: GrantUse) -> None:
         use.grant.digest,
         ", ".join(key_id[:16] for key_id in use.approvers),
     )
-
-
-def _close(payload: bytes, signatures: Mapping[str, bytes]) -> bytes:
-    if len(signatures) > _MAX_SIGNATURES:
-        raise ConfigError(f"a grant has at most {_MAX_SIGNATURES} signatures")
-    return canonical.encode(
-        {
-            "payload": base64.b64encode(payload).decode("ascii"),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [
-                {"keyid": key_id, "sig": base64.b64encode(signature).decode("ascii")}
-                for key_id, signature in sorted(signatures.items())
-            ],
-        }
-    )
-
-
-def _open(data: bytes, what: str) -> tuple[bytes, dict[str, bytes]]:
-    """An envelope's payload, of which nothing is parsed, and its signatures by key id."""
-    members = members_of(load(data, what, _BOUNDS), what, required=("payload", "payloadType", "signatures"))
-    text_of(members["payloadType"], f"the payload type of {what}", expected=PAYLOAD_TYPE)
-    listed = list_of(members["signatures"], f"the signatures of {what}")
-    if len(listed) > _MAX_SIGNATURES:
-        raise FormatError(f"{what} has {len(listed)} signatures; at most {_MAX_SIGNATURES} are read")
-    signatures: dict[str, bytes] = {}
-    for each in listed:
-        signed = members_of(each, f"a signature of {what}", required=("keyid", "sig"))
-        key_id = text_of(signed["keyid"], f"a key id of {what}")
-        if not _KEY_ID.fullmatch(key_id) or key_id in signatures:
-            raise FormatError(f"{what} has the key id {key_id[:80]!r} twice, or it is not 64 hex digits")
-        signatures[key_id] = base64_of(signed["sig"], f"a signature of {what}")
-        check_signature_form(signatures[key_id], f"the signature by {key_id} of {what}")
-    return base64_of(members["payload"], f"the payload of {what}"), signatures
 
 
 def _when(at_ms: int) -> str:
