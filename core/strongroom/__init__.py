@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strongroom.dcp import StrongroomReader, StrongroomWriter
     from strongroom.errors import (
         AccessDeniedError,
+        AuditError,
         CheckpointNotFoundError,
         ClosedError,
         ConfigError,
@@ -78,6 +79,7 @@ _HOMES = {
 
 __all__ = [
     "AccessDeniedError",
+    "AuditError",
     "Change",
     "Checkpoint",
     "CheckpointNotFoundError",

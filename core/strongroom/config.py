@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+from strongroom.auditing import Auditor
 from strongroom.digest import DIGEST_ALGORITHMS, DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.roles import Role
@@ -94,6 +95,10 @@ class Policy(Protocol):
     @property
     def role(self) -> Role | None:
         """What this process may do to a root, and by whose credentials; None: whatever the server lets it."""
+
+    @property
+    def auditor(self) -> Auditor:
+        """Keeps the record of who touched what; `strongroom.auditing.NO_AUDIT`: nobody does."""
 
 
 def load_policy(security: Any, environment: Mapping[str, str] = os.environ) -> Policy | None:

@@ -14,6 +14,7 @@
     │   └── NoWholeCheckpointError  commits exist, none is whole; carries every reason
     ├── NoKeyError                  sealed, and no key here opens it, or who keeps the key refuses
     ├── KeyServiceError             who keeps a key (KMS, vault, HSM) timed out, throttles or is out of reach
+    ├── AuditError                  it could not be put on record first, so it was not done
     ├── ProvenanceMismatchError     the program has other data (or code) than the checkpoint was saved with
     ├── RollbackError               further back than allowed: too many skipped, or below the floor
     ├── UnsupportedFormatError      whole, but written in a format that this release does not read
@@ -47,6 +48,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "AccessDeniedError",
+    "AuditError",
     "CheckpointNotFoundError",
     "ClosedError",
     "ConfigError",
@@ -179,6 +181,13 @@ class KeyServiceError(StrongroomError):
     """Who keeps a key (a KMS, a vault, an HSM) timed out, throttles or is out of reach.
 
     It says nothing about the bytes, so a restore does not fall back.
+    """
+
+
+class AuditError(StrongroomError):
+    """What was about to be done could not be put on record first, and was not done.
+
+    Reads fail closed: a checkpoint that nobody could be shown to have read is not read.
     """
 
 

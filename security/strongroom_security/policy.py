@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.config import check_digest
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
@@ -89,6 +90,7 @@ class SecurityPolicy:
         signing: who signs. It comes from ``sign``.
         guard: what reading is held to. It comes from all of them.
         role: what this process may do to a root, and by whose credentials; None: no opinion. `ActAs` is one.
+        auditor: keeps the record of who touched what. It comes from ``audit``.
     """
 
     digest: DigestAlgorithm | None = None
@@ -99,6 +101,7 @@ class SecurityPolicy:
     signing: Signing | None = field(init=False, default=None)
     guard: Guard = field(init=False, default=Guard())
     role: Role | None = None
+    auditor: Auditor = NO_AUDIT
 
     def __post_init__(self) -> None:
         if self.digest is not None:

@@ -17,6 +17,7 @@ from strongroom import (
     SaveError,
     StoreUnavailableError,
 )
+from strongroom.auditing import NO_AUDIT
 from strongroom.catalog import Catalog
 from strongroom.dcp import StrongroomWriter
 from strongroom.roles import Duty, Operation
@@ -72,6 +73,7 @@ class Policy:
 
     def __init__(self, role: Writer) -> None:
         self.role = role
+        self.auditor = NO_AUDIT
 
 
 def begin(store: Any, role: Writer, **options: Any) -> Checkpointer:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from strongroom.auditing import NO_AUDIT
 from strongroom.config import (
     SYSTEM_CLOCK,
     Clock,
@@ -27,6 +28,7 @@ class Policy:
     signing = None
     guard = NO_GUARD
     role = None
+    auditor = NO_AUDIT
 
 
 def test_a_given_policy_is_taken_as_it_is() -> None:

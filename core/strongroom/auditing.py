@@ -1,0 +1,334 @@
+"""The seam of the audit log: what the core tells whoever keeps a record of who touched a checkpoint.
+
+The core says what is about to be done and how it ended; it knows nothing of logs, formats and sinks.
+`strongroom_security.auditlog` is what fills the seam, by a policy's ``[audit]``.
+
+Two rules hold for all that reads and all that writes:
+
+- what reads a checkpoint's content first says so (`Activity.intend`), and goes on only once that is on
+  record: before any key is unwrapped, and before any shard is read;
+- what writes says so (`Auditor.record`) and never waits for it, but that a ``COMMIT`` is written only after
+  "save started" is out of this process's hands (`Auditor.secure`).
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+from strongroom.errors import (
+    AccessDeniedError,
+    AuditError,
+    NoKeyError,
+    RollbackError,
+    UnsealedError,
+    UntrustedError,
+)
+from strongroom.layout import CheckpointName
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "NO_AUDIT",
+    "Act",
+    "Action",
+    "Activity",
+    "Auditor",
+    "Outcome",
+    "Phase",
+    "outcome_of",
+]
+
+Detail = str | int | bool
+
+_OPERATION_BYTES: Final = 8
+_REASON_CHARS: Final = 2_000
+"""Of an error's text: lists of names can be long, and a log's line is bounded."""
+
+
+class Action(enum.Enum):
+    """What is done. The values stand in the log."""
+
+    LAUNCH = "launch"
+    """A writer's turn is claimed."""
+    SAVE = "save"
+    PREPARE = "prepare"
+    """Buffers for saves are allocated; nothing is stored."""
+    RESTORE = "restore"
+    READ = "read"
+    """A part of a checkpoint is read, by a library or a command that is not a restore."""
+    PLAN = "plan"
+    LIST = "list"
+    SHOW = "show"
+    PROVENANCE = "provenance"
+    VERIFY = "verify"
+    EXPORT = "export"
+    IMPORT = "import"
+    SIGN = "sign"
+    UNWRAP = "unwrap"
+    """A checkpoint's keys are unwrapped."""
+    KEYS = "keys"
+    """Keyrings are listed."""
+    ROTATE = "rotate"
+    RECIPIENTS = "recipients"
+    """Who can open checkpoints is changed."""
+    REMOVE = "remove"
+    """Retention or garbage collection removes a checkpoint, or what a dead save left."""
+    COLLECT = "collect"
+    """A run of garbage collection as a whole."""
+    REPLICATE = "replicate"
+    GRANT = "grant"
+    APPROVE = "approve"
+    BREAK_GLASS = "break-glass"
+    """A grant is used."""
+    TRUST = "trust"
+    """Whose signatures count is changed or looked at."""
+    FLOOR = "floor"
+    """What nothing may go below is changed or looked at."""
+    ROLES = "roles"
+    """What roles may do is rendered, or held against a site."""
+    AUDIT = "audit"
+    """The log itself: what was salvaged, lost, or read of it."""
+    ALERT = "alert"
+    """A rule over the log found something that somebody should look at."""
+
+
+class Phase(enum.Enum):
+    """Where in an activity a record stands."""
+
+    INTENDED = "intended"
+    """About to read; on record before anything was."""
+    STARTED = "started"
+    FINISHED = "finished"
+    OBSERVED = "observed"
+    """Found to have happened, by somebody else or by an earlier process of which no record is known."""
+
+
+class Outcome(enum.Enum):
+    """How it ended."""
+
+    UNKNOWN = "unknown"
+    """Not yet: it is intended or has started."""
+    SUCCESS = "success"
+    FAILURE = "failure"
+    DENIED = "denied"
+    """Refused: by the storage, by who keeps a key, by the policy, or because it could not be recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One thing that was done to a run or a checkpoint, or is about to be.
+
+    Attributes:
+        root: the store's URI; empty where it is about none.
+        run: None where it is not known (yet).
+        path: the file of the checkpoint that it is about, as stored; None: the checkpoint as a whole.
+        byte_range: of the file, as its first byte and the one after its last.
+        operation: 16 hex digits that join the records of one activity.
+        details: what else is known, by names of ``[a-z_]``: sizes in bytes, times in seconds, counts.
+    """
+
+    action: Action
+    phase: Phase
+    outcome: Outcome
+    operation: str
+    root: str = ""
+    run: str | None = None
+    checkpoint: CheckpointName | None = None
+    path: str | None = None
+    byte_range: tuple[int, int] | None = None
+    reason: str | None = None
+    details: Mapping[str, Detail] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Auditor(Protocol):
+    """Keeps the record; may be used by any thread, and on both sides of a fork."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is recorded at all."""
+
+    def record(self, act: Act) -> None:
+        """Take an act into the record. Never raises, and never waits for a sink."""
+
+    def intend(self, act: Act) -> None:
+        """Take an act into the record, and return once the sink has accepted it.
+
+        Raises:
+            AuditError: it was not accepted in time, so that what was intended must not be done.
+        """
+
+    def secure(self, *, within_s: float) -> None:
+        """See what was recorded until now to the sink; where that is out of reach, to local stable storage.
+
+        Never raises: what was to follow is no less right for it, and a later start tells what is missing.
+        """
+
+    def close(self, *, within_s: float) -> None:
+        """As `secure`, and say that this process records nothing more. It may record again all the same."""
+
+
+class _NoAuditor:
+    """Nothing is recorded."""
+
+    is_on = False
+
+    def record(self, act: Act) -> None:
+        return
+
+    def intend(self, act: Act) -> None:
+        return
+
+    def secure(self, *, within_s: float) -> None:
+        return
+
+    def close(self, *, within_s: float) -> None:
+        return
+
+
+NO_AUDIT: Final[Auditor] = _NoAuditor()
+"""For whoever has no ``[audit]``."""
+
+
+class Activity:
+    """One activity, from what it intends to how it ended; as a context manager it tells the end by itself.
+
+    ::
+
+        with Activity(auditor, Action.EXPORT, root=store.uri) as activity:
+            activity.intend(run, name)       # refused: nothing was read
+            ...                              # left by an error: failed, or denied, with its reason
+
+    An activity that tells nothing of its end by itself is ended by `succeed` or `fail`; a second end is
+    passed over.
+
+    Args:
+        root: the store's URI.
+        run, checkpoint: where they are known; `about` tells them later.
+    """
+
+    def __init__(
+        self,
+        auditor: Auditor,
+        action: Action,
+        *,
+        root: str = "",
+        run: str | None = None,
+        checkpoint: CheckpointName | None = None,
+        details: Mapping[str, Detail] | None = None,
+    ) -> None:
+        self.operation: Final = secrets.token_hex(_OPERATION_BYTES)
+        self._auditor = auditor
+        self._action = action
+        self._root = root
+        self._run = run
+        self._checkpoint = checkpoint
+        self._details: dict[str, Detail] = dict(details or {})
+        self._has_ended = False
+
+    def about(self, *, run: str | None = None, checkpoint: CheckpointName | None = None) -> None:
+        """Say what it turned out to be about."""
+        self._run = run if run is not None else self._run
+        self._checkpoint = checkpoint if checkpoint is not None else self._checkpoint
+
+    def note(self, **details: Detail) -> None:
+        """Add to what the end tells."""
+        self._details.update(details)
+
+    def start(self) -> None:
+        """Record that it has started."""
+        self._auditor.record(self._act(Phase.STARTED, Outcome.UNKNOWN))
+
+    def intend(
+        self,
+        run: str,
+        checkpoint: CheckpointName,
+        *,
+        root: str | None = None,
+        path: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
+        """Put on record that a checkpoint is about to be read; return once that was accepted.
+
+        Args:
+            root: where it stands, if elsewhere than the activity's root.
+
+        Raises:
+            AuditError: it was not; the checkpoint must not be read.
+        """
+        self.about(run=run, checkpoint=checkpoint)
+        if not self._auditor.is_on:
+            return
+        self._auditor.intend(
+            self._act(Phase.INTENDED, Outcome.UNKNOWN, root=root, path=path, byte_range=byte_range)
+        )
+
+    def succeed(self) -> None:
+        """Record that it ended well."""
+        self._end(Outcome.SUCCESS, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Record that it ended by an error."""
+        self._end(outcome_of(error), error)
+
+    def _end(self, outcome: Outcome, error: BaseException | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        reason = None
+        if error is not None:
+            self._details["error"] = type(error).__name__
+            reason = (str(error) or type(error).__name__)[:_REASON_CHARS]
+        self._auditor.record(self._act(Phase.FINISHED, outcome, reason=reason))
+
+    def _act(
+        self,
+        phase: Phase,
+        outcome: Outcome,
+        *,
+        root: str | None = None,
+        path: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        reason: str | None = None,
+    ) -> Act:
+        return Act(
+            action=self._action,
+            phase=phase,
+            outcome=outcome,
+            operation=self.operation,
+            root=self._root if root is None else root,
+            run=self._run,
+            checkpoint=self._checkpoint,
+            path=path,
+            byte_range=byte_range,
+            reason=reason,
+            details=dict(self._details),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.succeed()
+        else:
+            self.fail(error)
+
+
+_DENIALS: Final = (AccessDeniedError, AuditError, NoKeyError, RollbackError, UnsealedError, UntrustedError)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Whether an error is a refusal, or a failure."""
+    return Outcome.DENIED if isinstance(error, _DENIALS) else Outcome.FAILURE
