@@ -18,6 +18,7 @@ from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import (
     Bounded,
     Outlining,
+    Replacing,
     Resuming,
     Space,
     Spacious,
@@ -122,12 +123,14 @@ def offering(*offers: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "offers", [each for count in range(5) for each in itertools.combinations(OFFERS, count)], ids=str
+    "offers",
+    [each for count in range(len(OFFERS) + 1) for each in itertools.combinations(OFFERS, count)],
+    ids=str,
 )
 def test_what_the_store_beneath_offers_is_offered_and_nothing_else(offers: tuple[Any, ...]) -> None:
     store = limited(offering(*offers), allow_all)
     assert isinstance(store, Store)
-    assert {offer for offer in OFFERS if isinstance(store, offer)} == set(offers)
+    assert {offer for offer in (*OFFERS, Replacing) if isinstance(store, offer)} == {*offers, Replacing}
     assert tuning_of(store) == Tuning(looks=7)
 
 
@@ -159,6 +162,21 @@ def test_what_is_refused_is_never_asked_for_beneath(name: str) -> None:
     assert inner.asked == []
     assert inner.list_names("") == ["b"]
     ask(limited(inner, refuse(*(set(Operation) - {operation}))))
+
+
+def test_replacing_takes_the_right_to_create_and_the_right_to_delete() -> None:
+    inner = MemoryStore()
+    inner.put("b", b"x")
+    version = inner.stat("b").version
+    for refused in (Operation.CREATE, Operation.DELETE):
+        store = limited(inner, refuse(refused))
+        assert isinstance(store, Replacing)
+        with pytest.raises(AccessDeniedError, match=f"no {refused.value}"):
+            store.replace("b", b"y", version=version)
+    assert inner.read("b", limit_bytes=9) == b"x"
+    store = limited(inner, refuse(Operation.READ, Operation.LIST))
+    assert isinstance(store, Replacing)
+    assert store.replace("b", b"y", version=version)
 
 
 def test_an_upload_is_given_up_by_who_may_create_and_by_who_may_delete() -> None:

@@ -7,6 +7,7 @@ test or a simulated disk (`strongroom.testing`) takes its place. Each method is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -85,6 +86,15 @@ class OsCalls:
                 break
         if code:
             raise OSError(code, os.strerror(code), source, None, target)
+
+    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
+        """In the place of what stands at ``target``."""
+        os.rename(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+    def lock(self, fd: int) -> None:
+        """Keep others who lock this open folder out until it is closed; nothing where that cannot be done."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
 
     def unlink(self, path: str, *, dir_fd: int) -> None:
         os.unlink(path, dir_fd=dir_fd)

@@ -18,6 +18,7 @@ from strongroom.stores.offers import (
     Bounded,
     Detailing,
     Outlining,
+    Replacing,
     Resuming,
     Space,
     Spacious,
@@ -164,6 +165,14 @@ class _Bounds(LimitedStore):
         return inner.put_if_absent_within(key, data, within_s)
 
 
+class _Replaces(LimitedStore):
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        # What is replaced is gone: it takes both rights.
+        self._asked(Operation.CREATE, key)
+        inner: Replacing = cast(Replacing, self._asked(Operation.DELETE, key))
+        return inner.replace(key, data, version=version)
+
+
 class _Outlines(LimitedStore):
     def outline(self, fold: str) -> Mapping[str, ObjectInfo | None]:
         inner: Outlining = cast(Outlining, self._asked(Operation.LIST, ""))
@@ -206,6 +215,7 @@ class _HasSpace(LimitedStore):
 
 _OFFERS: Final[tuple[tuple[Any, type[LimitedStore]], ...]] = (
     (Bounded, _Bounds),
+    (Replacing, _Replaces),
     (Outlining, _Outlines),
     (Detailing, _Details),
     (Resuming, _Resumes),

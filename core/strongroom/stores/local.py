@@ -143,6 +143,58 @@ class LocalStore:
             self._settle_name(key, folder, folder_fd)
         return created
 
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        """Put an object in another's place; see `strongroom.stores.offers.Replacing`.
+
+        On one machine, and where the file system's locks reach further, exactly one of two callers that saw
+        the same version is answered True.
+        """
+        if version is None:
+            return self.put_if_absent(key, data)
+        check_key(key)
+        self._folders.refuse_lost(key, below=False)
+        folder, _ = split(key)
+        with explaining(self._path(key), "replace"):
+            try:
+                with self._folders.open(folder) as folder_fd:
+                    return self._replace(key, bytes_of(data), folder_fd, version)
+            except FileNotFoundError:
+                return False
+
+    def _replace(self, key: str, view: memoryview, folder_fd: int, version: str) -> bool:
+        folder, name = split(key)
+        temporary = temporary_name(name, secrets.token_hex(8))
+        self._write_temporary(temporary, view, folder_fd, key)
+        try:
+            lock_fd = self._calls.open(".", LIST, dir_fd=folder_fd)
+            try:
+                self._calls.lock(lock_fd)
+                found = self._calls.stat(name, dir_fd=folder_fd)
+                refuse_no_file(found, self._path(key))
+                if _version(found) != version:
+                    return False
+                self._rename(temporary, name, folder_fd, key)
+            finally:
+                self._folders.close(lock_fd)
+        finally:
+            # It may have its final name by now.
+            with contextlib.suppress(OSError):
+                self._calls.unlink(temporary, dir_fd=folder_fd)
+        self._folders.ledger.note_created(folder, name)
+        self._settle_name(key, folder, folder_fd)
+        return True
+
+    def _rename(self, temporary: str, name: str, folder_fd: int, key: str) -> None:
+        try:
+            self._calls.rename(temporary, name, dir_fd=folder_fd)
+        except OSError as error:
+            if error.errno not in MAYBE_DONE and error.errno != errno.ENOENT:
+                raise
+            raise OutcomeUnknownError(
+                f"{self._path(key)}: {reason(error)} while it was replaced: the old or the new may stand; "
+                f"read it again to see"
+            ) from error
+
     def make_durable(self, prefix: str) -> None:
         prefix = check_prefix(prefix)
         with explaining(self._path(prefix), "make durable"):
@@ -190,7 +242,7 @@ class LocalStore:
             refuse_no_file(found, self._path(key))
         return ObjectInfo(
             size_bytes=found.st_size,
-            version=f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}-{found.st_ctime_ns:x}",
+            version=_version(found),
             modified_ns=found.st_mtime_ns,
         )
 
@@ -365,3 +417,7 @@ class LocalStore:
 
     def _path(self, key: str) -> str:
         return self._folders.path(key)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}-{found.st_ctime_ns:x}"

@@ -87,6 +87,19 @@ class MemoryStore:
         with self._lock:
             return self._add(key, content, size_bytes=len(content))
 
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        """Put an object in another's place; see `strongroom.stores.offers.Replacing`."""
+        if version is None:
+            return self.put_if_absent(key, data)
+        check_key(key)
+        content = bytearray(memoryview(data).tobytes())
+        with self._lock:
+            found = self._objects.get(key)
+            if found is None or str(found.version) != version:
+                return False
+            self._objects[key] = self._object(content, len(content))
+        return True
+
     def make_durable(self, prefix: str) -> None:
         check_prefix(prefix)
 

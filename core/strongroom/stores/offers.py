@@ -1,7 +1,7 @@
 """What a store may offer besides `Store`; who uses an offer does without where it is not made.
 
-Each is a protocol of its own, found by ``isinstance`` (`Bounded`, `Outlining`, `Detailing`, `Resuming`,
-`Spacious`), and `tuning_of` says how a store likes to be used. A store that offers nothing works.
+Each is a protocol of its own, found by ``isinstance`` (`Bounded`, `Replacing`, `Outlining`, `Detailing`,
+`Resuming`, `Spacious`), and `tuning_of` says how a store likes to be used. A store that offers nothing works.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "Bounded",
     "Detailing",
     "Outlining",
+    "Replacing",
     "Resuming",
     "Space",
     "Spacious",
@@ -74,6 +75,28 @@ class Bounded(Protocol):
         Raises:
             StoreError: the object was not created by this call and never will be.
             OutcomeUnknownError: the object may stand or not, or still come to stand.
+        """
+
+
+@runtime_checkable
+class Replacing(Protocol):
+    """A store in which one object can take another's place at once: for the few that are mutable by design.
+
+    No part of a checkpoint is ever one of those.
+    """
+
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        """Put an object whole, at once and durably in another's place; say whether this call did.
+
+        A reader sees all of the old bytes or all of the new ones, and after a crash one of the two stands.
+
+        Args:
+            version: `ObjectInfo.version` of what has to stand there; None: nothing may. Where something else
+                stands the answer is False, and that something stays.
+
+        Raises:
+            StoreError: nothing was replaced by this call and never will be.
+            OutcomeUnknownError: the one or the other may stand.
         """
 
 

@@ -38,6 +38,7 @@ from strongroom.errors import (
     StoreError,
 )
 from strongroom.stores.base import Store
+from strongroom.stores.offers import Replacing
 
 __all__ = ["StoreConformance"]
 
@@ -321,6 +322,68 @@ class StoreConformance:
         assert store.put_if_absent("object", b"second")
         assert self.raw(store, "object") == b"second"
 
+    # Replacing, where it is offered
+
+    def test_an_object_takes_the_place_of_the_one_that_was_seen(self, store: Store) -> None:
+        offered = _replacing(store)
+        store.put("a/object", b"first")
+        seen = store.stat("a/object").version
+        assert offered.replace("a/object", b"second one", version=seen) is True
+        assert self.raw(store, "a/object") == b"second one"
+        assert self.reopen(store).read("a/object", limit_bytes=100) == b"second one"
+        assert store.list_names("a") == ["object"]
+        assert store.stat("a/object").version != seen
+
+    def test_what_came_between_is_not_replaced(self, store: Store) -> None:
+        offered = _replacing(store)
+        store.put("a/object", b"first")
+        seen = store.stat("a/object").version
+        assert offered.replace("a/object", b"second", version=seen)
+        assert offered.replace("a/object", b"third", version=seen) is False
+        assert self.raw(store, "a/object") == b"second"
+        store.delete("a/object")
+        assert offered.replace("a/object", b"third", version=seen) is False
+        assert offered.replace("b/object", b"third", version=seen) is False
+        assert store.list_names("") in ([], ["a/"])
+
+    def test_in_the_place_of_nothing_it_is_created(self, store: Store) -> None:
+        offered = _replacing(store)
+        assert offered.replace("a/object", b"first", version=None) is True
+        assert offered.replace("a/object", b"second", version=None) is False
+        assert self.raw(store, "a/object") == b"first"
+
+    def test_a_key_that_is_none_is_not_replaced_either(self, store: Store) -> None:
+        offered = _replacing(store)
+        for key in self.bad_keys:
+            for version in ("seen", None):
+                with pytest.raises(ConfigError):
+                    offered.replace(key, b"x", version=version)
+
+    def test_of_many_that_replace_one_version_one_wins_and_no_reader_sees_a_part(self, store: Store) -> None:
+        rounds = [[_pattern(100_000, 4 * turn + number) for number in range(4)] for turn in range(3)]
+        first = _pattern(100_000, 99)
+        store.put("a/object", first)
+        seen: list[bytes] = []
+        for contents in rounds:
+            version = store.stat("a/object").version
+            results: dict[int, bool] = {}
+
+            def replace(
+                number: int,
+                version: str = version,
+                contents: list[bytes] = contents,
+                results: dict[int, bool] = results,
+            ) -> None:
+                offered = _replacing(self.reopen(store))
+                results[number] = offered.replace("a/object", contents[number], version=version)
+                seen.append(store.read("a/object", limit_bytes=200_000))
+
+            _together([lambda number=number: replace(number) for number in range(4)])  # type: ignore[misc]
+            winners = [number for number, won in results.items() if won]
+            assert len(winners) == 1
+            assert self.raw(store, "a/object") == contents[winners[0]]
+        assert set(seen) <= {first, *(content for contents in rounds for content in contents)}
+
     # Reading
 
     def test_reading_is_bounded(self, store: Store) -> None:
@@ -473,6 +536,12 @@ class StoreConformance:
         with store.open_writer(key, length_bytes=len(data)) as writer:
             writer.write(data)
             writer.finish()
+
+
+def _replacing(store: Store) -> Replacing:
+    if not isinstance(store, Replacing):
+        pytest.skip("this store does not offer to replace an object")
+    return store
 
 
 def _pattern(size_bytes: int, start: int = 0) -> bytes:

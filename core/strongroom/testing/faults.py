@@ -32,6 +32,7 @@ from strongroom.errors import (
     StrongroomError,
 )
 from strongroom.stores.base import Buffer, ObjectInfo, ObjectReader, ObjectWriter, Store
+from strongroom.stores.offers import Replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +46,8 @@ class Fault(enum.Enum):
     REFUSED = "refused"
     """Nothing was done; `StoreUnavailableError`."""
     TIMED_OUT = "timed out"
-    """Nothing was done, but the caller cannot know: `OutcomeUnknownError` from `put_if_absent`."""
+    """Nothing was done, but the caller cannot know: `OutcomeUnknownError` from `put_if_absent`
+    and `replace`."""
     DENIED = "denied"
     """Nothing was done; `AccessDeniedError`."""
     FULL = "full"
@@ -59,7 +61,9 @@ class Fault(enum.Enum):
 
 _Result = TypeVar("_Result")
 
-_NEEDS_SPACE: Final = frozenset({"open_writer", "write", "finish", "put", "put_if_absent", "make_durable"})
+_NEEDS_SPACE: Final = frozenset(
+    {"open_writer", "write", "finish", "put", "put_if_absent", "replace", "make_durable"}
+)
 _TEARS: Final = frozenset({"open_writer", "write", "finish", "put", "delete_tree"})
 
 
@@ -151,6 +155,13 @@ class FaultyStore:
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         return self._call("put_if_absent", key, lambda: self.inner.put_if_absent(key, data))
+
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        """See `strongroom.stores.offers.Replacing`, which the store that does the work has to offer."""
+        inner = self.inner
+        if not isinstance(inner, Replacing):
+            raise StoreError(f"{key}: {inner.uri} replaces nothing")
+        return self._call("replace", key, lambda: inner.replace(key, data, version=version))
 
     def make_durable(self, prefix: str) -> None:
         self._call("make_durable", prefix, lambda: self.inner.make_durable(prefix))
@@ -358,7 +369,7 @@ def _error(fault: Fault, operation: Operation) -> StrongroomError:
         return AccessDeniedError(told)
     if fault is Fault.FULL:
         return StoreFullError(told)
-    if operation.name == "put_if_absent" and fault in (Fault.TIMED_OUT, Fault.ANSWER_LOST):
+    if operation.name in ("put_if_absent", "replace") and fault in (Fault.TIMED_OUT, Fault.ANSWER_LOST):
         return OutcomeUnknownError(told)
     return StoreUnavailableError(told)
 

@@ -95,6 +95,13 @@ class FaultyCalls(OsCalls):
             "rename_no_replace", target, lambda: self._inner.rename_no_replace(source, target, dir_fd=dir_fd)
         )
 
+    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
+        self._call("rename", target, lambda: self._inner.rename(source, target, dir_fd=dir_fd))
+
+    def lock(self, fd: int) -> None:
+        # Nobody hears of its failure, so it does not count.
+        self._inner.lock(fd)
+
     def unlink(self, path: str, *, dir_fd: int) -> None:
         self._call("unlink", path, lambda: self._inner.unlink(path, dir_fd=dir_fd))
 

@@ -332,6 +332,12 @@ class SimDisk(OsCalls):
             folder = self._open[dir_fd]
             self._change(_Name(folder, ((source, None), (target, self._live.names[folder][source]))))
 
+    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
+        with self._lock:
+            super().rename(source, target, dir_fd=dir_fd)
+            folder = self._open[dir_fd]
+            self._change(_Name(folder, ((source, None), (target, self._live.names[folder][source]))))
+
     def unlink(self, path: str, *, dir_fd: int) -> None:
         with self._lock:
             super().unlink(path, dir_fd=dir_fd)

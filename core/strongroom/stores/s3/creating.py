@@ -1,9 +1,10 @@
-"""Creating an object that must not be there yet, also when answers get lost.
+"""Creating an object that must not be there yet, or in the place of one that was seen.
 
-Every request that makes an object visible carries ``If-None-Match: *``. Where an earlier try's answer was
-lost and the next one hears that the object exists, it may be this call's own: each call draws a write id,
-which it stores with the object, and a look tells. Where this identity may not look, that stays open
-(`Standing.UNTOLD`), and the caller knows whether anybody else could have written that key.
+Every request that makes an object visible carries ``If-None-Match: *``, or ``If-Match`` with the ETag of the
+one that it replaces. Where an earlier try's answer was lost and the next one hears that the object exists, it
+may be this call's own: each call draws a write id, which it stores with the object, and a look tells. Where
+this identity may not look, that stays open (`Standing.UNTOLD`), and the caller knows whether anybody else
+could have written that key.
 """
 
 from __future__ import annotations
@@ -56,11 +57,18 @@ class Standing(enum.Enum):
 
 
 def create(
-    bucket: Bucket, key: str, body: bytearray, *, write_id: str, until: float | None = None
+    bucket: Bucket,
+    key: str,
+    body: bytearray,
+    *,
+    write_id: str,
+    until: float | None = None,
+    over: str | None = None,
 ) -> Standing:
     """Create an object in one request, unless something stands there.
 
     Args:
+        over: the ETag of an object in whose place this one is put, unless another stands there, or none.
         body: no ``bytes``: boto3 makes a stream of those, and asks the server before it sends one.
         write_id: this call's, new for each.
         until: as `Bucket.ask` has it.
@@ -71,24 +79,31 @@ def create(
         StoreError: the server has other bytes than it was sent.
     """
     total = bucket.checksums.of(body)
+    condition: dict[str, Any] = {"IfNoneMatch": "*"} if over is None else {"IfMatch": f'"{over}"'}
     try:
         answer = bucket.ask(
             "put_object",
             key,
             Body=body,
-            IfNoneMatch="*",
+            **condition,
             Metadata={WRITE_ID: write_id},
             until=until,
             **bucket.checksums.fields(total),
         )
     except GaveUpError as error:
-        if not error.failure.exists:
+        is_gone = over is not None and error.failure.is_absent
+        if not error.failure.exists and not is_gone:
             raise
+        if is_gone and not error.was_lost:
+            return Standing.OTHERS
         return look_whose(bucket, key, write_id=write_id, until=until) if error.was_lost else Standing.OTHERS
     try:
         bucket.checksums.confirm(answer.fields, total, body)
     except TryFailedError as failure:
         told = bucket.error(GaveUpError(failure, tries=1, was_lost=False), "put_object", key)
+        if over is not None:
+            # The old one is gone, and to remove what has come in its place would leave nothing.
+            raise InDoubtError(str(told)) from failure
         if remove_quietly(bucket, key):
             raise told from failure
         raise InDoubtError(f"{told}; and what it has could not be removed") from failure

@@ -107,17 +107,29 @@ class S3Store:
             writer.finish()
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        return self._put_if_absent(key, data, until=None)
+        return self._create(key, data, until=None) is Standing.OURS
 
     def put_if_absent_within(self, key: str, data: Buffer, within_s: float) -> bool:
         """As `put_if_absent`, in so many seconds; see `strongroom.stores.offers.Bounded`."""
-        return self._put_if_absent(key, data, until=self._bucket.patience.monotonic() + within_s)
+        # Untold counts as somebody else's: whoever alone writes this key knows better.
+        until = self._bucket.patience.monotonic() + within_s
+        return self._create(key, data, until=until) is Standing.OURS
 
-    def _put_if_absent(self, key: str, data: Buffer, *, until: float | None) -> bool:
+    def replace(self, key: str, data: Buffer, *, version: str | None) -> bool:
+        """Put an object in another's place, by ``If-Match``; see `strongroom.stores.offers.Replacing`."""
+        standing = self._create(key, data, until=None, over=version)
+        if standing is Standing.UNTOLD and version is not None:
+            raise OutcomeUnknownError(
+                f"{self._bucket.where.name(key)} was replaced, by this call or another: the answer was lost, "
+                "and this identity may not look; read it again to see"
+            )
+        return standing is Standing.OURS
+
+    def _create(self, key: str, data: Buffer, *, until: float | None, over: str | None = None) -> Standing:
         check_key(key)
         body, write_id = bytearray(bytes_of(data)), self._bucket.draw_id()
         try:
-            standing = create(self._bucket, key, body, write_id=write_id, until=until)
+            return create(self._bucket, key, body, write_id=write_id, until=until, over=over)
         except InDoubtError as error:
             raise OutcomeUnknownError(
                 f"{error}; something stands there, and it may or may not be this call's: open the root "
@@ -131,8 +143,6 @@ class S3Store:
                     "see"
                 ) from error.failure
             raise told from error.failure
-        # Untold counts as somebody else's: whoever alone writes this key knows better.
-        return standing is Standing.OURS
 
     def make_durable(self, prefix: str) -> None:
         # Each request was answered only once its object was durable, name included.
