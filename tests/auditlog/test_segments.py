@@ -1,4 +1,4 @@
-"""The format of a segment (docs/format.md, 17): it is made as the clauses say, and each way to break it is told."""
+"""The format of a segment (docs/format.md, 17): made as its clauses say, and each way to break it told."""
 
 from __future__ import annotations
 
