@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from strongroom import layout
+from strongroom.auditing import Activity
 from strongroom.catalog import History
 from strongroom.copies import first_whole
 from strongroom.errors import NoKeyError, RollbackError
@@ -38,10 +39,11 @@ class Access:
     of the files that it is about to read; on another rank, what it was handed.
     """
 
-    def __init__(self, guard: Guard, ranks: Ranks, timeout_s: float) -> None:
+    def __init__(self, guard: Guard, ranks: Ranks, timeout_s: float, activity: Activity) -> None:
         # Before the other ranks take this one for dead, who keeps the key is to be named.
         self._within_s = _SHARE * timeout_s
         self._guard = guard
+        self._activity = activity
         self._sealing = sealing = guard.sealing
         self._ranks = ranks
         self._admitted: OpenedCheckpoint | None = None
@@ -76,11 +78,13 @@ class Access:
             what each rank needs to hold it against its state.
 
         Raises:
+            AuditError: it could not be put on record first, and nothing of it was read.
             IntegrityError: it is damaged; or not signed, or not sealed, where it should be.
             RollbackError: it is below the floor, and ``accept_older`` was not said.
             NoKeyError, KeyServiceError: it cannot be unlocked here.
         """
         self._unlocked = self._admitted = None
+        self._activity.intend(commit.run, commit.name, root=stores[0].uri)
         must_unlock = self._sealing is not None and not self._ranks.is_alone and commit.keyring is not None
         if not must_unlock and self._guard.trust is None and self._guard.floor is None:
             # A rank that is alone unlocks when it first needs a key.
@@ -171,8 +175,11 @@ class Access:
             stores: where it stands.
 
         Raises:
+            AuditError: it could not be put on record first, and nothing of it was read.
             IntegrityError, NoKeyError, KeyServiceError, StoreError: it cannot be.
         """
+        # Each rank says what it reads itself; the coordinator has, before it judged the checkpoint.
+        self._activity.intend(commit.run, commit.name, root=stores[0].uri)
         if self._admitted is not None and self._admitted.commit == commit:
             opened = self._admitted
         else:

@@ -14,7 +14,10 @@ Two rules hold for all that reads and all that writes:
 from __future__ import annotations
 
 import enum
+import os
 import secrets
+import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -39,9 +42,15 @@ __all__ = [
     "Action",
     "Activity",
     "Auditor",
+    "Detail",
+    "Knowing",
     "Outcome",
     "Phase",
+    "accepted_operation",
+    "new_operation",
     "outcome_of",
+    "outcome_of_kind",
+    "reason_of",
 ]
 
 Detail = str | int | bool
@@ -174,6 +183,14 @@ class Auditor(Protocol):
         """As `secure`, and say that this process records nothing more. It may record again all the same."""
 
 
+@runtime_checkable
+class Knowing(Protocol):
+    """An auditor that can tell which saves are on record already, without waiting for anything."""
+
+    def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
+        """Whether a checkpoint's commit is on record; None: it cannot be told."""
+
+
 class _NoAuditor:
     """Nothing is recorded."""
 
@@ -223,7 +240,7 @@ class Activity:
         checkpoint: CheckpointName | None = None,
         details: Mapping[str, Detail] | None = None,
     ) -> None:
-        self.operation: Final = secrets.token_hex(_OPERATION_BYTES)
+        self.operation: Final = new_operation()
         self._auditor = auditor
         self._action = action
         self._root = root
@@ -231,9 +248,17 @@ class Activity:
         self._checkpoint = checkpoint
         self._details: dict[str, Detail] = dict(details or {})
         self._has_ended = False
+        self._accepted: set[tuple[int, str | None, CheckpointName | None]] = set()
 
-    def about(self, *, run: str | None = None, checkpoint: CheckpointName | None = None) -> None:
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def about(
+        self, *, root: str | None = None, run: str | None = None, checkpoint: CheckpointName | None = None
+    ) -> None:
         """Say what it turned out to be about."""
+        self._root = root if root is not None else self._root
         self._run = run if run is not None else self._run
         self._checkpoint = checkpoint if checkpoint is not None else self._checkpoint
 
@@ -247,8 +272,8 @@ class Activity:
 
     def intend(
         self,
-        run: str,
-        checkpoint: CheckpointName,
+        run: str | None,
+        checkpoint: CheckpointName | None,
         *,
         root: str | None = None,
         path: str | None = None,
@@ -256,7 +281,10 @@ class Activity:
     ) -> None:
         """Put on record that a checkpoint is about to be read; return once that was accepted.
 
+        What was accepted before, for a checkpoint as a whole, is not said again.
+
         Args:
+            checkpoint: None: the run as a whole, or whatever the activity is about.
             root: where it stands, if elsewhere than the activity's root.
 
         Raises:
@@ -265,26 +293,68 @@ class Activity:
         self.about(run=run, checkpoint=checkpoint)
         if not self._auditor.is_on:
             return
+        accepted = (os.getpid(), run, checkpoint)
+        if accepted in self._accepted and path is None and byte_range is None:
+            return
         self._auditor.intend(
             self._act(Phase.INTENDED, Outcome.UNKNOWN, root=root, path=path, byte_range=byte_range)
+        )
+        self._accepted.add(accepted)
+        _OPEN.add(self)
+
+    def may_read(self, auditor: Auditor, run: str, checkpoint: CheckpointName) -> bool:
+        """Whether it said that it reads a checkpoint, and that was accepted, in this very process."""
+        return self._auditor is auditor and (os.getpid(), run, checkpoint) in self._accepted
+
+    def tell(
+        self,
+        outcome: Outcome,
+        *,
+        checkpoint: CheckpointName,
+        run: str | None = None,
+        root: str | None = None,
+        path: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        reason: str | None = None,
+        **details: Detail,
+    ) -> None:
+        """Record what became of one of several checkpoints that it is about; it goes on."""
+        self._auditor.record(
+            Act(
+                action=self._action,
+                phase=Phase.FINISHED,
+                outcome=outcome,
+                operation=self.operation,
+                root=self._root if root is None else root,
+                run=self._run if run is None else run,
+                checkpoint=checkpoint,
+                path=path,
+                byte_range=byte_range,
+                reason=None if reason is None else reason[:_REASON_CHARS],
+                details=details,
+            )
         )
 
     def succeed(self) -> None:
         """Record that it ended well."""
         self._end(Outcome.SUCCESS, None)
 
+    def conclude(self, outcome: Outcome, reason: str) -> None:
+        """Record that it came to an end that is no success, though nothing was raised."""
+        self._end(outcome, reason[:_REASON_CHARS])
+
     def fail(self, error: BaseException) -> None:
         """Record that it ended by an error."""
-        self._end(outcome_of(error), error)
+        if not self._has_ended:
+            self._details["error"] = type(error).__name__
+        self._end(outcome_of(error), reason_of(error))
 
-    def _end(self, outcome: Outcome, error: BaseException | None) -> None:
+    def _end(self, outcome: Outcome, reason: str | None) -> None:
         if self._has_ended:
             return
         self._has_ended = True
-        reason = None
-        if error is not None:
-            self._details["error"] = type(error).__name__
-            reason = (str(error) or type(error).__name__)[:_REASON_CHARS]
+        _OPEN.drop(self)
+        self._accepted.clear()
         self._auditor.record(self._act(Phase.FINISHED, outcome, reason=reason))
 
     def _act(
@@ -326,9 +396,68 @@ class Activity:
             self.fail(error)
 
 
+class _Register:
+    """The activities of this process that go on, and said what they read. No fork inherits them.
+
+    What is no activity any more, ended or not, falls out by itself.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        # The lock too: in a forked child the old one may be held by a thread that is not there.
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Activity] = weakref.WeakSet()
+
+    def add(self, activity: Activity) -> None:
+        with self._lock:
+            self._open.add(activity)
+
+    def drop(self, activity: Activity) -> None:
+        with self._lock:
+            self._open.discard(activity)
+
+    def operation(self, auditor: Auditor, run: str, checkpoint: CheckpointName) -> str | None:
+        with self._lock:
+            found = [activity for activity in self._open if activity.may_read(auditor, run, checkpoint)]
+        return found[0].operation if found else None
+
+
+_OPEN: Final = _Register()
+os.register_at_fork(after_in_child=_OPEN.forget)
+
+
+def accepted_operation(auditor: Auditor, run: str, checkpoint: CheckpointName) -> str | None:
+    """The operation of an activity of this process that goes on, and said that it reads a checkpoint.
+
+    None: nobody has said so, or it was not accepted.
+    """
+    return _OPEN.operation(auditor, run, checkpoint)
+
+
+def new_operation() -> str:
+    """What joins the records of one activity: 16 hex digits."""
+    return secrets.token_hex(_OPERATION_BYTES)
+
+
 _DENIALS: Final = (AccessDeniedError, AuditError, NoKeyError, RollbackError, UnsealedError, UntrustedError)
 
 
 def outcome_of(error: BaseException) -> Outcome:
     """Whether an error is a refusal, or a failure."""
-    return Outcome.DENIED if isinstance(error, _DENIALS) else Outcome.FAILURE
+    return outcome_of_kind(type(error))
+
+
+def outcome_of_kind(kind: type[BaseException]) -> Outcome:
+    """As `outcome_of`, of which only the class is known."""
+    return Outcome.DENIED if issubclass(kind, _DENIALS) else Outcome.FAILURE
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's text, as far as a record holds it; of any error, whatever its text does."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an error of somebody else's code
+        text = ""
+    return (text or type(error).__name__)[:_REASON_CHARS]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from strongroom import parallel
 from strongroom import restore as restoring
+from strongroom.acts import ActSink, reconcile
 from strongroom.alike import check_alike, given
 from strongroom.arguments import (
     check_class,
@@ -31,6 +32,7 @@ from strongroom.arguments import (
     check_told,
     selection_of,
 )
+from strongroom.auditing import NO_AUDIT, Action, Activity, reason_of
 from strongroom.budget import check_budget
 from strongroom.catalog import Checkpoint
 from strongroom.config import (
@@ -63,6 +65,7 @@ from strongroom.events import (
     EventSink,
     LaunchClaimed,
     SaveFailed,
+    SaveRefused,
     SaveSkipped,
     SaveStarted,
 )
@@ -86,6 +89,7 @@ from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saturation import Gauge, why_full
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
+from strongroom.sealing import requests_of
 from strongroom.shards import binding
 from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
@@ -116,12 +120,17 @@ _DRAIN_S: Final = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class _Intent:
-    """What one call of ``save`` turned out to mean."""
+    """What one call of ``save`` turned out to mean.
+
+    Attributes:
+        is_told: whether how it ended is told elsewhere than by what it raises.
+    """
 
     began: float
     waited: float = 0.0
-    step: int = 0
+    step: int | None = None
     extras: Provenance = NO_PROVENANCE
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,9 @@ class _InFlight:
     job: Future[None]
     deadline: Deadline
 
+
+_SECURING_S: Final = 5.0
+"""How long the end waits at most until the record is out of this process's hands."""
 
 _FAREWELL_S: Final = 10.0
 """How long rank 0 waits at the end for ranks that are still reading its last word."""
@@ -271,6 +283,7 @@ class Checkpointer:
         policy = load_policy(security)
         role = policy.role if policy is not None else None
         self._guard = policy.guard if policy is not None else NO_GUARD
+        self._auditor = policy.auditor if policy is not None else NO_AUDIT
         self._ranks = Ranks.of_this_process(process_group)
         self._tiers = Tiers(
             root,
@@ -295,7 +308,8 @@ class Checkpointer:
         self._one_off: OneOff | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
-        self._emitter = Emitter(events)
+        self._acts = ActSink(self._auditor, self._store.uri)
+        self._emitter = Emitter((self._acts, *events) if self._auditor.is_on else events)
         if when_busy not in ("wait", "skip"):
             raise ConfigError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}")
         self._when_busy = when_busy
@@ -408,6 +422,30 @@ class Checkpointer:
         """
         intent = _Intent(began=self._clock.monotonic())
         try:
+            return self._save(intent, step, state, metrics, provenance, tags)
+        except BaseException as error:
+            if not intent.is_told:
+                self._emitter.emit(
+                    SaveRefused(
+                        run=self._run_name,
+                        step=intent.step,
+                        reason=reason_of(error),
+                        error=type(error).__name__,
+                    )
+                )
+            raise
+
+    def _save(
+        self,
+        intent: _Intent,
+        step: Any,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None,
+        provenance: Mapping[str, Any] | None,
+        tags: Iterable[str],
+    ) -> SaveHandle:
+        """The call of ``save``; what it raises is told by the caller of this."""
+        try:
             said, own = self._ranks.lane("main").agree(
                 "deciding on a save",
                 lambda: self._propose(intent, step, state, provenance, metrics, tags),
@@ -417,15 +455,16 @@ class Checkpointer:
         except BaseException:
             self._stager.forget()
             raise
+        step = check_step(step)
         if said.members["do"] == "skip":
             self._stager.forget()
-            return self._skip(intent.step, said.members["reason"])
+            return self._skip(step, said.members["reason"])
         self._tiers.stop_reading()
         if said.members["is_new"]:
             self._turns.meet(said.pieces["launch"])
         staging = self._clock.monotonic()
         turn = self._turns.join(said.pieces["launch"])
-        name = CheckpointName(launch=turn.launch.launch, step=intent.step, attempt=said.members["attempt"])
+        name = CheckpointName(launch=turn.launch.launch, step=step, attempt=said.members["attempt"])
         one_off, self._one_off = self._one_off, None
         sealing = self._sealing
         parent = self._newest or turn.parent
@@ -442,6 +481,7 @@ class Checkpointer:
             signing=self._signing,
             retention_class=self._retention_class,
             pace=self._pace,
+            auditor=self._auditor,
         )
         invitation = said.pieces.get("invitation", b"")
         try:
@@ -453,12 +493,14 @@ class Checkpointer:
                 lambda layout, pieces: attempt.write(layout.path, pieces, length_bytes=layout.size_bytes),
             )
         except BaseException as error:
+            # Where others wait for this rank's part, it fails in the background, and is told there.
+            intent.is_told = not self._ranks.is_alone
             self._give_up(attempt, error)
             raise
         self._emitter.emit(
             SaveStarted(
                 run=turn.launch.run,
-                step=intent.step,
+                step=step,
                 launch=name.launch,
                 attempt=name.attempt,
                 size_bytes=staged.size_bytes,
@@ -467,7 +509,7 @@ class Checkpointer:
             )
         )
         await_copies = self._replicating.wait if self._replicating is not None else None
-        handle = SaveHandle(intent.step, staged.pending, await_copies)
+        handle = SaveHandle(step, staged.pending, await_copies)
         extras = replace(intent.extras, facts=self._facts(turn, parent))
         self._start(
             attempt,
@@ -523,6 +565,13 @@ class Checkpointer:
             RanksError: another rank is missing, failed, or was asked for something else.
         """
 
+        with Activity(self._auditor, Action.PREPARE, root=self._store.uri) as activity:
+            size_bytes = self._prepare(state)
+            activity.about(run=self._run_name or None)
+            activity.note(size_bytes=size_bytes)
+        return size_bytes
+
+    def _prepare(self, state: Mapping[str, Any]) -> int:
         def propose() -> Message:
             self._check_open()
             self._join()
@@ -552,18 +601,18 @@ class Checkpointer:
     ) -> Message:
         """This rank's word on a save: whether it can take part, and what it holds."""
         self._check_open()
-        intent.step = check_step(step)
+        step = intent.step = check_step(step)
         recorder = self._recorder if self._ranks.is_coordinator else None
         intent.extras = Provenance.of(provenance, metrics, tags, recorder)
         turn = self._turns.current.launch.launch if self._turns.current else None
         about = {
             "call": "save",
-            "step": intent.step,
+            "step": step,
             "turn": turn,
             **self._given,
         }
-        if self._earlier(intent.step) is not None:
-            return Message(members={**about, "skip": _SAVED_ALREADY.format(step=intent.step)})
+        if self._earlier(step) is not None:
+            return Message(members={**about, "skip": _SAVED_ALREADY.format(step=step)})
         if self._fenced is None and self._replicating is not None:
             self._replicating.check_fenced()
         if self._fenced is not None:
@@ -574,7 +623,7 @@ class Checkpointer:
             return Message(members={**about, "skip": _BUSY})
         self._join()
         self._failures.raise_untold()
-        self._check_order(intent.step)
+        self._check_order(step)
         intent.waited = self._clock.monotonic()
         looked = self._stager.look(state)
         return Message(members={**about, **looked.members}, pieces=looked.pieces)
@@ -658,6 +707,9 @@ class Checkpointer:
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
         )
+        if self._turns.found is not None:
+            # Of a start that died between a commit and its record.
+            reconcile(self._auditor, self._turns.found, self._store.uri, own=self._acts.committed)
         return turn
 
     def _tidy(self) -> None:
@@ -698,6 +750,8 @@ class Checkpointer:
                 attempt=attempt.name.attempt,
                 size_bytes=commit.size_bytes,
                 background_s=self._clock.monotonic() - began,
+                manifest_digest=str(commit.manifest),
+                requests=requests_of(attempt.seal),
             )
         )
         if self._replicating is not None:
@@ -729,7 +783,17 @@ class Checkpointer:
         if isinstance(told, FencedError):
             self._fenced = told
         failures = self._failures.note(handle, told)
-        self._emitter.emit(SaveFailed(run=attempt.run, step=step, reason=str(told), failures=failures))
+        self._emitter.emit(
+            SaveFailed(
+                run=attempt.run,
+                step=step,
+                launch=attempt.name.launch,
+                attempt=attempt.name.attempt,
+                reason=str(told),
+                error=type(error).__name__,
+                failures=failures,
+            )
+        )
         handle.fail(told)
 
     # --------------------------------------------------------------------------------- restore
@@ -850,15 +914,17 @@ class Checkpointer:
             CheckpointNotFoundError: no checkpoint of that step.
             StoreError: the store could not be asked.
         """
-        self._check_open()
-        return plan_newest(
-            self._sources,
-            state,
-            step=None if step is None else check_step(step),
-            selection=selection_of(strict, only, rename),
-            guard=self._guard,
-            ranks=self._ranks,
-        )
+        with Activity(self._auditor, Action.PLAN, root=self._store.uri) as activity:
+            self._check_open()
+            return plan_newest(
+                self._sources,
+                state,
+                step=None if step is None else check_step(step),
+                selection=selection_of(strict, only, rename),
+                guard=self._guard,
+                ranks=self._ranks,
+                activity=activity,
+            )
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every committed checkpoint, on all tiers: the current line newest first, then superseded ones.
@@ -867,7 +933,12 @@ class Checkpointer:
             IntegrityError: the run record is missing or damaged.
             StoreError: a store could not be asked.
         """
-        return self._tiers.history().checkpoints()
+        with Activity(self._auditor, Action.LIST, root=self._store.uri) as activity:
+            history = self._tiers.history()
+            found = history.checkpoints()
+            activity.about(run=history.run.run if history.run is not None else None)
+            activity.note(checkpoints=len(found))
+        return found
 
     def replication(self) -> tuple[TargetState, ...]:
         """How far each tier behind the first is, on rank 0: what waits, for how long, and what went wrong."""
@@ -914,7 +985,13 @@ class Checkpointer:
         finally:
             # What had to stay until it stood elsewhere may go now.
             self._tidy()
+            self._secure()
             self._failures.raise_untold()
+
+    def _secure(self) -> None:
+        """See the record out of this process's hands; it goes on to be kept by whoever shares the policy."""
+        if self._auditor.is_on:
+            self._auditor.secure(within_s=min(_SECURING_S, self._timeout_s))
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -939,6 +1016,7 @@ class Checkpointer:
             _LOG.warning("leaving with %s pending: %s", type(error).__name__, late)
         self._is_closed = True
         self._ranks.part(0.0)
+        self._secure()
 
     def _join(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight; says nothing of how it ended."""

@@ -249,7 +249,16 @@ class Course:
             raise error or IntegrityError(reason)
         self._skipped.append((name.step, reason))
         run = self._history.run.run if self._history.run else ""
-        self._emitter.emit(CheckpointSkipped(run=run, step=name.step, reason=reason))
+        self._emitter.emit(
+            CheckpointSkipped(
+                run=run,
+                step=name.step,
+                launch=name.launch,
+                attempt=name.attempt,
+                reason=reason,
+                error=type(error).__name__ if error is not None else IntegrityError.__name__,
+            )
+        )
         if len(self._skipped) > self._max_fallback and not self._accept_older:
             raise RollbackError(
                 f"the newest {len(self._skipped)} checkpoints are damaged, and max_fallback allows to skip "

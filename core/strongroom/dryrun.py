@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch.distributed.checkpoint.planner import ReadItem
 
 from strongroom import layout
+from strongroom.auditing import Activity
 from strongroom.candidates import Candidates
 from strongroom.catalog import Checkpoint, History
 from strongroom.course import Source, check_origin
@@ -183,6 +184,7 @@ def plan_newest(
     selection: Selection,
     guard: Guard,
     ranks: Ranks,
+    activity: Activity,
 ) -> RestorePlan | None:
     """Plan for the checkpoint that a restore would take, as far as index and documents tell.
 
@@ -190,11 +192,13 @@ def plan_newest(
         sources: as `strongroom.restore.restore` takes them.
         step: this very step, without fall-back; None: the newest whole one.
         guard: what a checkpoint is held to, by this rank for itself. The floor is not: nothing is restored.
+        activity: says of each checkpoint that it is read, before it is.
 
     Returns:
         None only where nothing was ever committed.
 
     Raises:
+        AuditError: it could not be put on record first, and was not read.
         IntegrityError: that step is damaged; or, as `NoWholeCheckpointError`, all are.
         CheckpointNotFoundError: no checkpoint of that step.
         StoreError: the store could not be asked.
@@ -202,14 +206,15 @@ def plan_newest(
     for source in sources:
         history = source.read_history()
         if step is not None:
-            return _planned(source, history, history.at_step(step), state, selection, guard, ranks)
+            name = history.at_step(step)
+            return _planned(source, history, name, state, selection, guard, ranks, activity)
         if not history.has_commits:
             continue
         reasons = []
         candidates = Candidates(history)
         for name in candidates:
             try:
-                return _planned(source, candidates.history, name, state, selection, guard, ranks)
+                return _planned(source, candidates.history, name, state, selection, guard, ranks, activity)
             except IntegrityError as error:
                 candidates.tell(name, error)
                 reasons.append((name.step, str(error)))
@@ -229,9 +234,12 @@ def _planned(
     selection: Selection,
     guard: Guard,
     ranks: Ranks,
+    activity: Activity,
 ) -> RestorePlan:
+    activity.about(checkpoint=name)
     commit = history.whole(name)
     store, *others = source.stores(source.tiers.holders(commit))
+    activity.intend(commit.run, name, root=store.uri)
     return plan_restore(
         open_checkpoint(store, commit, guard, others=tuple(others)),
         state,

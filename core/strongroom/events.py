@@ -27,6 +27,7 @@ __all__ = [
     "ReplicationFailed",
     "RestoreFinished",
     "SaveFailed",
+    "SaveRefused",
     "SaveSkipped",
     "SaveStarted",
     "StoreMeasured",
@@ -70,21 +71,41 @@ class SaveSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted(Event):
-    """A checkpoint stands. ``background_s`` runs from the end of staging to the commit."""
+    """A checkpoint stands. ``background_s`` runs from the end of staging to the commit.
+
+    ``requests`` are the ids of what key services were asked to wrap, as their own logs have them.
+    """
 
     step: int
     launch: int
     attempt: str
     size_bytes: int
     background_s: float
+    manifest_digest: str
+    requests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRefused(Event):
+    """A call of ``save`` raised, and nothing of it goes on; ``step`` is None where it was given none."""
+
+    step: int | None
+    reason: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed(Event):
-    """A save did not commit. ``failures`` counts those of this checkpointer so far."""
+    """A save did not commit. ``failures`` counts those of this checkpointer so far.
+
+    ``error`` is the class of what ended it.
+    """
 
     step: int
+    launch: int
+    attempt: str
     reason: str
+    error: str
     failures: int
 
 
@@ -93,7 +114,10 @@ class CheckpointSkipped(Event):
     """A restore found a checkpoint damaged and went on to the next older one."""
 
     step: int
+    launch: int
+    attempt: str
     reason: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +132,12 @@ class RestoreFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRemoved(Event):
-    """Retention removed a committed checkpoint."""
+    """Retention removed a committed checkpoint. ``root`` says from which tier."""
 
     step: int
     launch: int
+    attempt: str
+    root: str
     reason: str
 
 
@@ -120,6 +146,7 @@ class OrphanRemoved(Event):
     """The remains of a save that never committed were removed."""
 
     folder: str
+    root: str
     reason: str
 
 
@@ -128,6 +155,7 @@ class RemovalFailed(Event):
     """Something could not be removed; it is tried again after the next commit."""
 
     folder: str
+    root: str
     reason: str
 
 
@@ -141,6 +169,7 @@ class CheckpointReplicated(Event):
 
     step: int
     launch: int
+    attempt: str
     tier: str
     size_bytes: int
     sent_bytes: int
@@ -158,8 +187,10 @@ class ReplicationFailed(Event):
 
     step: int
     launch: int
+    attempt: str
     tier: str
     reason: str
+    error: str
     failures: int
     lag_s: float
     pending: int
@@ -204,6 +235,8 @@ _LEVELS: Final = {
     SaveStarted: logging.DEBUG,
     CheckpointRemoved: logging.DEBUG,
     SaveFailed: logging.ERROR,
+    # Whoever called it hears of it anyway.
+    SaveRefused: logging.DEBUG,
     CheckpointSkipped: logging.WARNING,
     RemovalFailed: logging.WARNING,
     ReplicationFailed: logging.WARNING,

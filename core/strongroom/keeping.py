@@ -27,7 +27,7 @@ from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
 from strongroom.sweep import Outcome, Plan
 
-__all__ = ["Held", "Keeper", "check_may_remove", "find_garbage"]
+__all__ = ["Held", "Keeper", "check_may_remove", "event_of", "find_garbage"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
@@ -177,7 +177,7 @@ class Keeper:
                     self._carry_out(plan, run)
         except Exception as error:  # noqa: BLE001
             # A store that cannot be listed, or a policy with a bug: the checkpoint stands all the same.
-            self._emitter.emit(RemovalFailed(run=run, folder="", reason=str(error)))
+            self._emitter.emit(RemovalFailed(run=run, folder="", root=self._store.uri, reason=str(error)))
 
     def _plans(
         self,
@@ -223,23 +223,34 @@ class Keeper:
 
     def _carry_out(self, plan: Plan, run: str) -> None:
         for unknown in plan.unknown:
-            self._emitter.emit(RemovalFailed(run=run, folder="", reason=f"it is not known {unknown}"))
+            told = f"it is not known {unknown}"
+            self._emitter.emit(RemovalFailed(run=run, folder="", root=self._store.uri, reason=told))
         for removal in plan.removals:
             outcome = sweep.remove(self._store, removal, marks=self._is_copied_to, now_ns=self._clock.now_ns)
             if outcome.is_half_done:
                 self._half_removed.add(removal.name)
-            self._emitter.emit(_event(run, outcome))
+            self._emitter.emit(event_of(run, self._store.uri, outcome))
 
 
-def _event(run: str, outcome: Outcome) -> CheckpointRemoved | OrphanRemoved | RemovalFailed:
+def event_of(run: str, root: str, outcome: Outcome) -> CheckpointRemoved | OrphanRemoved | RemovalFailed:
+    """What is told of a removal.
+
+    Args:
+        root: from which it was removed.
+    """
     removal = outcome.removal
     if outcome.error is not None:
-        return RemovalFailed(run=run, folder=removal.path, reason=outcome.error)
+        return RemovalFailed(run=run, folder=removal.path, root=root, reason=outcome.error)
     if removal.kind == "checkpoint":
         return CheckpointRemoved(
-            run=run, step=removal.name.step, launch=removal.name.launch, reason=removal.reason
+            run=run,
+            step=removal.name.step,
+            launch=removal.name.launch,
+            attempt=removal.name.attempt,
+            root=root,
+            reason=removal.reason,
         )
-    return OrphanRemoved(run=run, folder=removal.path, reason=removal.reason)
+    return OrphanRemoved(run=run, folder=removal.path, root=root, reason=removal.reason)
 
 
 def find_garbage(

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from strongroom import canonical, layout
+from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.canonical import Bounds, Json
 from strongroom.contents import open_whole
 from strongroom.copies import first_whole
@@ -69,6 +70,7 @@ class OpenedCheckpoint:
         signers: ids of the keys whose signatures were verified; empty where nobody asked for them.
         keys: the checkpoint's keys where this process was handed them; None: it unlocks them itself
             when it first needs one.
+        auditor: has to have accepted what is read of it; whoever opened it sees to that.
     """
 
     store: Store
@@ -78,6 +80,7 @@ class OpenedCheckpoint:
     signers: tuple[str, ...] = ()
     keys: Unlocked | None = None
     others: tuple[Store, ...] = ()
+    auditor: Auditor = NO_AUDIT
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -261,7 +264,13 @@ def open_checkpoint(
         raise IntegrityError(f"{what} and COMMIT do not agree on whether the checkpoint is sealed; {ADVICE}")
     check_sealed(manifest, guard.sealing)
     return OpenedCheckpoint(
-        store=store, others=others, commit=commit, manifest=manifest, sealing=guard.sealing, signers=signers
+        store=store,
+        others=others,
+        commit=commit,
+        manifest=manifest,
+        sealing=guard.sealing,
+        signers=signers,
+        auditor=guard.auditor,
     )
 
 

@@ -15,10 +15,12 @@ from typing import Any, Final
 
 from strongroom import layout
 from strongroom.access import Access
+from strongroom.auditing import Action, Activity
 from strongroom.catalog import Checkpoint
 from strongroom.course import Course, Source
 from strongroom.digest import sha256_of
 from strongroom.errors import (
+    AuditError,
     IntegrityError,
     NoWholeCheckpointError,
     ObjectNotFoundError,
@@ -145,9 +147,48 @@ def restore(
         ProvenanceMismatchError: what ``judge`` raised, on every rank.
         StoreError: the store could not be asked: that says nothing about the bytes.
         NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
+        AuditError: a checkpoint could not be put on record first, and was not read.
         RanksError: another rank is missing, or failed.
     """
-    access = Access(guard, ranks, timeout_s)
+    with Activity(guard.auditor, Action.RESTORE, root=sources[0].uri) as activity:
+        found = _restore(
+            sources,
+            template,
+            ready=ready,
+            selection=selection,
+            max_fallback=max_fallback,
+            accept_older=accept_older,
+            guard=guard,
+            ranks=ranks,
+            timeout_s=timeout_s,
+            workers=workers,
+            emitter=emitter,
+            run_id=run_id,
+            judge=judge,
+            activity=activity,
+        )
+        activity.note(is_found=found is not None)
+    return found
+
+
+def _restore(
+    sources: Sequence[Source],
+    template: Any,
+    *,
+    ready: Callable[[], int | None],
+    selection: Selection,
+    max_fallback: int,
+    accept_older: bool,
+    guard: Guard,
+    ranks: Ranks,
+    timeout_s: float,
+    workers: int,
+    emitter: Emitter,
+    run_id: str | None,
+    judge: Judge | None,
+    activity: Activity,
+) -> tuple[Restored, Commit] | None:
+    access = Access(guard, ranks, timeout_s, activity)
     course = Course(
         sources,
         access=access,
@@ -206,7 +247,7 @@ def restore(
             if said.members["do"] == "read":
                 access.add(own)
                 said, own = together(f"reading {reading.commit.name}", reading.read)
-    except (IntegrityError, RollbackError) as error:
+    except (AuditError, IntegrityError, RollbackError) as error:
         told = _with_undefined(error, course.step, undefined)
         if told is error:
             raise
@@ -223,6 +264,13 @@ def restore(
     )
     skipped = tuple((step, reason) for step, reason in said.members["skipped"])
     commit = reading.commit
+    seconds = time.monotonic() - began
+    activity.note(
+        skipped=len(skipped),
+        size_bytes=reading.read_bytes,
+        restore_ms=round(1000 * seconds),
+        rank=ranks.rank,
+    )
     emitter.emit(
         RestoreFinished(
             run=commit.run,
@@ -230,7 +278,7 @@ def restore(
             launch=commit.name.launch,
             skipped=len(skipped),
             size_bytes=reading.read_bytes,
-            seconds=time.monotonic() - began,
+            seconds=seconds,
             rollback_protection=guard.rollback_protection,
         )
     )
@@ -410,13 +458,15 @@ def _extended(error: StateMismatchError, words: str) -> StateMismatchError:
 
 
 def _with_undefined(
-    error: IntegrityError | RollbackError, step: int | None, undefined: _Undefined
-) -> IntegrityError | RollbackError:
+    error: AuditError | IntegrityError | RollbackError, step: int | None, undefined: _Undefined
+) -> AuditError | IntegrityError | RollbackError:
     """The same error, which also says what of this rank's state is undefined now."""
     names = undefined.names
     if not names:
         return error
     told = f"{error}{undefined.words()}"
+    if isinstance(error, AuditError):
+        return AuditError(told)
     if isinstance(error, RollbackError):
         return RollbackError(told, reasons=error.reasons)
     reasons = error.reasons if isinstance(error, NoWholeCheckpointError) else [(step or 0, str(error))]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from strongroom.manifest import Commit, FileRecord, Manifest
     from strongroom.stores.base import Store
 
-__all__ = ["OneOff", "Opener", "SaveSeal", "Sealer", "Sealing", "Unlocked"]
+__all__ = ["OneOff", "Opener", "Requesting", "SaveSeal", "Sealer", "Sealing", "Unlocked", "requests_of"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -129,6 +129,20 @@ class SaveSeal(Protocol):
             KeyServiceError, NoKeyError: a recipient could not be reached in time, or refused.
             SaveError: a file's key was never handed over.
         """
+
+
+@runtime_checkable
+class Requesting(Protocol):
+    """A `SaveSeal` that can tell by which requests its key was wrapped."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """What key services call them in their own logs."""
+
+
+def requests_of(seal: object) -> tuple[str, ...]:
+    """By which requests a save's key was wrapped, as far as its seal tells."""
+    return seal.request_ids if isinstance(seal, Requesting) else ()
 
 
 class Unlocked(Protocol):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.errors import ConfigError, StrongroomError
 
 if TYPE_CHECKING:
@@ -155,11 +156,13 @@ class Guard:
         sealing: how sealed files are opened; None: they are not.
         trust: who judges signatures; None: nobody asks for them.
         floor: what nothing may go below; None: there is no protection against an old copy of the root.
+        auditor: has to have accepted what is to be read, before it is.
     """
 
     sealing: Sealing | None = None
     trust: Trust | None = None
     floor: Floor | None = None
+    auditor: Auditor = NO_AUDIT
 
     @property
     def fingerprint(self) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from typing import Final
 
 from strongroom import layout
+from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.digest import Digest, DigestAlgorithm, sha256_of
 from strongroom.errors import (
     AccessDeniedError,
@@ -42,6 +45,7 @@ from strongroom.manifest import (
     Run,
 )
 from strongroom.pace import Pace
+from strongroom.parallel import start
 from strongroom.sealing import SaveSeal
 from strongroom.shards import WrittenFile, write_file
 from strongroom.signing import Signing
@@ -55,6 +59,11 @@ Buffer = bytes | bytearray | memoryview
 _LOG: Final = logging.getLogger("strongroom")
 _MAX_CLAIMS: Final = 1000
 """Writers that may claim a launch at the same moment before one of them gives up."""
+
+_SECURING_S: Final = 5.0
+"""How long a commit waits at most until "save started" is out of this process's hands."""
+_SECURING_GRACE_S: Final = 1.0
+"""How much longer for an auditor that does not keep its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +261,7 @@ class Attempt:
         signing: Signing | None = None,
         retention_class: str | None = None,
         pace: Pace | None = None,
+        auditor: Auditor = NO_AUDIT,
     ) -> None:
         self.name = name
         self.run = launch.run
@@ -266,6 +276,7 @@ class Attempt:
         self._world_size = world_size
         self._now_ms = now_ms
         self._pace = pace
+        self._auditor = auditor
         self._may_be_committed = False
 
     def write(self, path: str, pieces: Iterable[Buffer], *, length_bytes: int) -> WrittenFile:
@@ -297,6 +308,9 @@ class Attempt:
     def commit(self, files: Iterable[FileRecord]) -> Committed:
         """Make the attempt a checkpoint.
 
+        What was recorded of it until now is out of this process's hands first, as far as that can be had in
+        a few seconds: a sink that is out of reach never keeps a save from its commit.
+
         Args:
             files: every file under ``data/``, of every rank; each is on stable storage.
 
@@ -307,6 +321,7 @@ class Attempt:
             OutcomeUnknownError: it may stand or not.
             StoreError: it does not stand.
         """
+        securing = self._begin_securing()
         manifest = Manifest(
             run=self.run,
             name=self.name,
@@ -325,6 +340,7 @@ class Attempt:
         signature = self._write_signature(encoded, manifest)
         keyring = self._write_keyring(manifest)
         self._store.make_durable(self.name.folder)
+        self._await(securing)
         check_fence(self._store, self._launch)
         commit = Commit(
             run=self.run,
@@ -359,6 +375,28 @@ class Attempt:
         if not is_created:
             self._check_is_ours(commit)
         return Committed(commit=commit, manifest=manifest)
+
+    def _begin_securing(self) -> Future[None] | None:
+        """Begin to see the record out of this process's hands, while the last files are written."""
+        within_s = min(_SECURING_S, self.deadline.left_s)
+        if not self._auditor.is_on or within_s <= 0:
+            return None
+        return start(lambda: self._auditor.secure(within_s=within_s), name="strongroom-audit")
+
+    def _await(self, securing: Future[None] | None) -> None:
+        if securing is None:
+            return
+        bound_s = min(_SECURING_S, max(0.0, self.deadline.left_s)) + _SECURING_GRACE_S
+        try:
+            error = securing.exception(bound_s)
+        except FutureTimeoutError as late:
+            error = late
+        if error is not None:
+            _LOG.warning(
+                "%s commits, and it is not known whether what was recorded of it is in safe hands: %s",
+                self.name,
+                f"{type(error).__name__}: {error}",
+            )
 
     def _write_signature(self, encoded: bytes, manifest: Manifest) -> Digest | None:
         """Sign the manifest and all that it lists, by the digests that were taken as it was written."""

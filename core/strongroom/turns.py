@@ -63,6 +63,7 @@ class Turns:
 
     Attributes:
         current: the turn that this job is in; None: it has not begun one, or has left it.
+        found: what the root held when the last turn was begun here; None: it was not looked at.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Turns:
         guard: Guard = NO_GUARD,
     ) -> None:
         self.current: Turn | None = None
+        self.found: History | None = None
         self._tiers = tiers
         self._store = tiers.first
         self._ranks = ranks
@@ -105,7 +107,7 @@ class Turns:
         """
         now_ms = self._clock.now_ms()
         # Before a run record is written: a root that lost its own must not get another run's.
-        history = self._look()
+        history = self.found = self._look()
         self._guard.check_saves(self._signing)
         above = self._to_exceed(history, accept_older=accept_older)
         # What follows creates, and goes by the credentials for that alone.

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom import layout, tensorfile
+from strongroom.auditing import Action, Activity, Outcome
 from strongroom.catalog import History
 from strongroom.chain import walk
 from strongroom.consistency import Consistency, rank_of
@@ -106,6 +107,7 @@ def verify(
     guard: Guard = NO_GUARD,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
+    activity: Activity | None = None,
 ) -> Report:
     """Verify a root's records and the newest checkpoint, one of a step, or all.
 
@@ -118,16 +120,33 @@ def verify(
             its floor, which is not lifted by looking.
         workers: threads that read and hash; None: by the machine.
         on_progress: called after each piece that was read, from any thread, one at a time.
+        activity: of which this is a part; None: it is one by itself.
 
     Raises:
+        AuditError: a checkpoint could not be put on record first, and was not read.
         CheckpointNotFoundError: nothing is committed there, or nothing at that step, and
             nothing else is wrong.
         StoreError: the root itself could not be listed.
     """
+    if activity is None:
+        with Activity(guard.auditor, Action.VERIFY, root=store.uri) as own:
+            report = verify(
+                store,
+                step=step,
+                everything=everything,
+                chain=chain,
+                guard=guard,
+                workers=workers,
+                on_progress=on_progress,
+                activity=own,
+            )
+            if report.verdict != "whole":
+                own.conclude(Outcome.FAILURE, report.verdict)
+        return report
     look = 0
     while True:
         look += 1
-        report, has_gone = _verify(store, step, everything, chain, guard, workers, on_progress)
+        report, has_gone = _verify(store, step, everything, chain, guard, workers, on_progress, activity)
         # A running job's retention took away all that was looked at: that is no damage.
         if not has_gone or report.checkpoints or look == _MAX_LOOKS:
             return report
@@ -141,10 +160,12 @@ def _verify(
     guard: Guard,
     workers: int | None,
     on_progress: OnProgress | None,
+    activity: Activity,
 ) -> tuple[Report, bool]:
     """Look once; and whether some of it was removed by retention meanwhile, and left out."""
     root = _Root.read(store, guard.trust)
     history = root.history
+    activity.about(run=history.run.run if history.run is not None else None)
     if everything:
         chosen = history.line.ranked
     elif step is not None:
@@ -158,7 +179,7 @@ def _verify(
         )
     total = sum(history.commits[name].size_bytes for name in chosen if name in history.commits)
     with _hashing(store, workers, on_progress, total) as hashing:
-        found = [_check(store, root, name, guard, hashing) for name in chosen]
+        found = [_check(store, root, name, guard, hashing, activity) for name in chosen]
     links = walk(store, history, guard) if chain else None
     for link in links or ():
         if link.is_break:
@@ -173,6 +194,9 @@ def _verify(
         size_bytes=root.findings.size_bytes + sum(report.size_bytes for report in reports),
         rollback_protection=guard.rollback_protection,
         chain=links,
+    )
+    activity.note(
+        files=report.file_count, size_bytes=report.size_bytes, verdict=report.verdict, is_chain=chain
     )
     return report, len(reports) < len(found)
 
@@ -197,22 +221,29 @@ def verify_checkpoint(
     guard: Guard = NO_GUARD,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
+    activity: Activity | None = None,
 ) -> CheckpointReport:
     """Verify one checkpoint by itself, whatever the rest of its root looks like.
 
     Args:
         store, name: where it is.
-        guard, workers, on_progress: as `verify` takes them.
+        guard, workers, on_progress, activity: as `verify` takes them.
 
     Raises:
+        AuditError: it could not be put on record first, and was not read.
         CheckpointNotFoundError: it has no ``COMMIT``, so it never was a checkpoint.
     """
+    if activity is None:
+        with Activity(guard.auditor, Action.VERIFY, root=store.uri, checkpoint=name) as own:
+            return verify_checkpoint(
+                store, name, guard=guard, workers=workers, on_progress=on_progress, activity=own
+            )
     root = _Root.of(store, [name])
     if name in root.history.uncommitted:
         raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")
     commit = root.history.commits.get(name)
     with _hashing(store, workers, on_progress, commit.size_bytes if commit else 0) as hashing:
-        return _check(store, root, name, guard, hashing)
+        return _check(store, root, name, guard, hashing, activity)
 
 
 @contextlib.contextmanager
@@ -442,6 +473,32 @@ def _check_floor(store: Store, root: _Root, guard: Guard, chosen: Collection[Che
 
 
 def _check(
+    store: Store, root: _Root, name: CheckpointName, guard: Guard, hashing: Hashing, activity: Activity
+) -> CheckpointReport:
+    """Verify one checkpoint; that it is read, and how it was found, is put on record."""
+    commit = root.history.commits.get(name)
+    run = root.history.run.run if root.history.run is not None else None
+    activity.intend(commit.run if commit is not None else run, name)
+    report = _checked(store, root, name, guard, hashing)
+    worst = next((problem for problem in report.problems if problem.is_damage), None)
+    worst = worst or next(iter(report.problems), None)
+    refused = {"locked", "rolled back", "untrusted"}
+    outcome = Outcome.DENIED if worst is not None and worst.kind in refused else Outcome.FAILURE
+    activity.tell(
+        Outcome.SUCCESS if report.verdict == "whole" else outcome,
+        checkpoint=name,
+        run=commit.run if commit is not None else run,
+        reason=None if worst is None else f"{worst.key}: {worst.message}",
+        files=report.file_count,
+        is_closed=report.is_closed,
+        problems=len(report.problems),
+        size_bytes=report.size_bytes,
+        verdict=report.verdict,
+    )
+    return report
+
+
+def _checked(
     store: Store, root: _Root, name: CheckpointName, guard: Guard, hashing: Hashing
 ) -> CheckpointReport:
     findings = Findings()

@@ -24,6 +24,7 @@ import torch
 
 from strongroom import canonical, layout
 from strongroom._version import __version__
+from strongroom.auditing import Action, Activity
 from strongroom.decoding import Decoder
 from strongroom.dtypes import bytes_of
 from strongroom.errors import ConfigError, FormatError, StateMismatchError
@@ -106,6 +107,7 @@ def export(
     workers: int | None = None,
     piece_bytes: int = PIECE_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
+    activity: Activity | None = None,
 ) -> Exported:
     """Write a checkpoint's model to a new folder.
 
@@ -122,13 +124,33 @@ def export(
         workers: threads that read; None: as many as a restore has.
         piece_bytes: of what is read at a time; three times that is in memory at most.
         on_progress: told of bytes done and bytes in all, from any thread, one at a time.
+        activity: of which this is a part; None: it is one by itself.
 
     Raises:
+        AuditError: it could not be put on record first, and nothing was read.
         ConfigError: the folder exists, or what was asked for cannot be.
         IntegrityError: the checkpoint is damaged. There is no folder then.
         NoKeyError, KeyServiceError: it is sealed, and cannot be opened here.
         StoreError: it could not be read, or the folder could not be written.
     """
+    if activity is None:
+        with Activity(opened.auditor, Action.EXPORT, root=opened.store.uri) as own:
+            return export(
+                opened,
+                folder,
+                key=key,
+                only=only,
+                strip_prefix=strip_prefix,
+                max_shard_bytes=max_shard_bytes,
+                config=config,
+                further=further,
+                sign=sign,
+                workers=workers,
+                piece_bytes=piece_bytes,
+                on_progress=on_progress,
+                activity=own,
+            )
+    activity.intend(opened.manifest.run, opened.name)
     path = Path(folder).absolute()
     try:
         chosen = choose(opened.state, opened.index, key=key, only=only, strip_prefix=strip_prefix)
@@ -154,11 +176,13 @@ def export(
             signature = sign({file.name: file.digest.value for file in written})
             written.append(new.put(SIGNATURE_NAME, signature))
         new.publish()
+    size_bytes = sum(file.data_bytes for file in files)
+    activity.note(key=chosen.key, size_bytes=size_bytes, tensors=len(chosen.tensors))
     return Exported(
         files=tuple(sorted(written, key=lambda file: file.name)),
         key=chosen.key,
         tensors=len(chosen.tensors),
-        size_bytes=sum(file.data_bytes for file in files),
+        size_bytes=size_bytes,
         tied=chosen.tied,
         left_out=chosen.left_out,
         has_config=config is not None or CONFIG_NAME in copied,

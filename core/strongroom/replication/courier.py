@@ -327,6 +327,7 @@ class Courier:
                 run=commit.run,
                 step=commit.name.step,
                 launch=commit.name.launch,
+                attempt=commit.name.attempt,
                 tier=self.uri,
                 size_bytes=commit.size_bytes,
                 sent_bytes=copied.sent_bytes,

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from time import sleep
 
+from strongroom.auditing import Action, Activity, Outcome, outcome_of
 from strongroom.catalog import History
 from strongroom.config import SYSTEM_CLOCK, Clock
-from strongroom.errors import CheckpointNotFoundError, IntegrityError, UnsupportedFormatError
+from strongroom.errors import (
+    CheckpointNotFoundError,
+    IntegrityError,
+    StrongroomError,
+    UnsupportedFormatError,
+)
 from strongroom.events import Emitter
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
@@ -61,6 +67,7 @@ def replicate(
     guard: Guard = NO_GUARD,
     verify: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    activity: Activity | None = None,
 ) -> Report:
     """Copy checkpoints to another tier, and verify them there.
 
@@ -72,14 +79,31 @@ def replicate(
         guard: whose launches count.
         verify: whether what was verified there before is read there once more, as far as it may be.
         on_progress: hears how far it is, from any thread, one at a time.
+        activity: of which this is a part; None: it is one by itself.
 
     Raises:
+        AuditError: what was to be copied could not be put on record first, and was not read.
         CheckpointNotFoundError: there is no such checkpoint.
         ConfigError: the target holds another run, or is the source.
         FencedError: another writer has taken a launch of the same number there.
         ReplicationError: another process copies to the target now.
         StoreError, OutcomeUnknownError: one of the two could not be read or written; once more goes on.
     """
+    if activity is None:
+        with Activity(guard.auditor, Action.REPLICATE, root=source.uri) as own:
+            return replicate(
+                source,
+                target,
+                step=step,
+                everything=everything,
+                clock=clock,
+                emitter=emitter,
+                guard=guard,
+                verify=verify,
+                on_progress=on_progress,
+                activity=own,
+            )
+    activity.note(tier=target.store.uri)
     done = _Counting(on_progress)
     courier = Courier(
         source,
@@ -95,6 +119,7 @@ def replicate(
     history = outlook.source
     if history.run is None:
         raise CheckpointNotFoundError(f"there is no run in {source.uri}: no run.json and no checkpoint")
+    activity.about(run=history.run.run)
     chosen = _chosen(history, step, everything)
     damaged = {name: history.damaged[name] for name in chosen if name in history.damaged}
     damaged |= {name: why for name, why in outlook.plan.conflicts.items() if name in chosen}
@@ -108,9 +133,23 @@ def replicate(
     for number, commit in enumerate(waiting):
         try:
             left = len(waiting) - number - 1
+            activity.intend(commit.run, commit.name)
             copied.append(courier.deliver(commit, outlook, settle=partial(int, left)))
         except (IntegrityError, UnsupportedFormatError) as error:
             damaged[commit.name] = str(error)
+            _tell(activity, commit, error, courier.uri)
+        except StrongroomError as error:
+            _tell(activity, commit, error, courier.uri)
+            raise
+        else:
+            activity.tell(
+                Outcome.SUCCESS,
+                checkpoint=commit.name,
+                run=commit.run,
+                sent_bytes=copied[-1].sent_bytes,
+                size_bytes=commit.size_bytes,
+                tier=courier.uri,
+            )
     return Report(
         run=history.run.run,
         source=source.uri,
@@ -119,6 +158,17 @@ def replicate(
         standing=standing,
         sidecars=courier.clear_up(outlook),
         damaged=damaged,
+    )
+
+
+def _tell(activity: Activity, commit: Commit, error: StrongroomError, tier: str) -> None:
+    activity.tell(
+        outcome_of(error),
+        checkpoint=commit.name,
+        run=commit.run,
+        reason=str(error),
+        error=type(error).__name__,
+        tier=tier,
     )
 
 

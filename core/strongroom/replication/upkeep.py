@@ -449,7 +449,7 @@ class Upkeep:
             self._pending.pop(commit.name, None)
             self._failures += 1
             self._changed.notify_all()
-        self._tell(commit, why)
+        self._tell(commit, why, error)
 
     def _end_for_good(self, error: StrongroomError) -> None:
         _LOG.error("nothing more is copied to %s by this process: %s", self.uri, error)
@@ -459,7 +459,7 @@ class Upkeep:
             newest = next(iter(self._pending.values()), None)
             self._changed.notify_all()
         if newest is not None:
-            self._tell(newest, str(error))
+            self._tell(newest, str(error), error)
 
     def _pause_after(self, error: Exception) -> bool:
         """Note a failure, and wait before the next try; whether there is to be one."""
@@ -479,7 +479,7 @@ class Upkeep:
         if is_first:
             # Once for as long as it goes on failing: the state tells the rest.
             if newest is not None:
-                self._tell(newest, told)
+                self._tell(newest, told, error)
             else:
                 _LOG.warning("%s could not be looked at: %s", self.uri, told)
         pause = _TURN_TAKEN_S if isinstance(error, ReplicationError) else 0.0
@@ -511,7 +511,7 @@ class Upkeep:
             if self._stopping.wait(min(_SLICE_S, left_s)):
                 return False
 
-    def _tell(self, commit: Commit, why: str) -> None:
+    def _tell(self, commit: Commit, why: str, error: Exception) -> None:
         with self._changed:
             failures, lag, pending = self._failures, self._lag_s(), len(self._pending)
         self._emitter.emit(
@@ -519,8 +519,10 @@ class Upkeep:
                 run=commit.run,
                 step=commit.name.step,
                 launch=commit.name.launch,
+                attempt=commit.name.attempt,
                 tier=self.uri,
                 reason=why,
+                error=type(error).__name__,
                 failures=failures,
                 lag_s=lag,
                 pending=pending,
