@@ -46,6 +46,7 @@ __all__ = [
     "WriterKey",
     "closed_for",
     "continues",
+    "hour_of",
     "read_segment",
 ]
 
@@ -125,7 +126,7 @@ class SegmentChain:
         self._check(is_open=False)
         self._segment += 1
         self._events = 0
-        self._name = segment_key(self._key.run, _hour(time_ms), self._key.writer, self._segment)
+        self._name = segment_key(self._key.run, hour_of(time_ms), self._key.writer, self._segment)
         line = self._link(
             Open(
                 writer=self._key.writer,
@@ -224,8 +225,12 @@ def _signed(close: Close, key: WriterKey) -> Close:
     return replace(close, signature=key.sign(close))
 
 
-def _hour(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime("%Y%m%dT%H")
+def hour_of(time_ms: int) -> str:
+    """The hour, in UTC, by which a segment's key names when it was opened; ``-``: beyond any calendar."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime("%Y%m%dT%H")
+    except (ValueError, OverflowError, OSError):
+        return "-"  # a line may say any time; no key has this hour
 
 
 class ProblemKind(enum.Enum):
