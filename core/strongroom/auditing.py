@@ -228,6 +228,7 @@ class Activity:
     Args:
         root: the store's URI.
         run, checkpoint: where they are known; `about` tells them later.
+        operation: of the activity that this is a part of; None: of its own.
     """
 
     def __init__(
@@ -239,8 +240,9 @@ class Activity:
         run: str | None = None,
         checkpoint: CheckpointName | None = None,
         details: Mapping[str, Detail] | None = None,
+        operation: str | None = None,
     ) -> None:
-        self.operation: Final = new_operation()
+        self.operation: Final = operation or new_operation()
         self._auditor = auditor
         self._action = action
         self._root = root
@@ -297,7 +299,18 @@ class Activity:
         if accepted in self._accepted and path is None and byte_range is None:
             return
         self._auditor.intend(
-            self._act(Phase.INTENDED, Outcome.UNKNOWN, root=root, path=path, byte_range=byte_range)
+            Act(
+                action=self._action,
+                phase=Phase.INTENDED,
+                outcome=Outcome.UNKNOWN,
+                operation=self.operation,
+                root=self._root if root is None else root,
+                run=run,
+                checkpoint=checkpoint,
+                path=path,
+                byte_range=byte_range,
+                details=dict(self._details),
+            )
         )
         self._accepted.add(accepted)
         _OPEN.add(self)
@@ -316,7 +329,7 @@ class Activity:
         path: str | None = None,
         byte_range: tuple[int, int] | None = None,
         reason: str | None = None,
-        **details: Detail,
+        details: Mapping[str, Detail] | None = None,
     ) -> None:
         """Record what became of one of several checkpoints that it is about; it goes on."""
         self._auditor.record(
@@ -331,7 +344,7 @@ class Activity:
                 path=path,
                 byte_range=byte_range,
                 reason=None if reason is None else reason[:_REASON_CHARS],
-                details=details,
+                details=dict(details or {}),
             )
         )
 
@@ -357,26 +370,15 @@ class Activity:
         self._accepted.clear()
         self._auditor.record(self._act(Phase.FINISHED, outcome, reason=reason))
 
-    def _act(
-        self,
-        phase: Phase,
-        outcome: Outcome,
-        *,
-        root: str | None = None,
-        path: str | None = None,
-        byte_range: tuple[int, int] | None = None,
-        reason: str | None = None,
-    ) -> Act:
+    def _act(self, phase: Phase, outcome: Outcome, *, reason: str | None = None) -> Act:
         return Act(
             action=self._action,
             phase=phase,
             outcome=outcome,
             operation=self.operation,
-            root=self._root if root is None else root,
+            root=self._root,
             run=self._run,
             checkpoint=self._checkpoint,
-            path=path,
-            byte_range=byte_range,
             reason=reason,
             details=dict(self._details),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from strongroom.course import Source, check_origin
 from strongroom.dtypes import DTYPE_BYTES
 from strongroom.errors import IntegrityError, NoWholeCheckpointError, StateMismatchError
 from strongroom.fill import Filling, match
-from strongroom.index import Chunk
+from strongroom.index import Chunk, TensorRecord
 from strongroom.layout import CheckpointName
 from strongroom.manifest import FileRecord
 from strongroom.metadata import narrowed
@@ -33,7 +33,7 @@ from strongroom.ranks import Ranks
 from strongroom.selection import Selection
 from strongroom.signing import Guard
 
-__all__ = ["ReadOfFile", "RestorePlan", "plan_newest", "plan_restore"]
+__all__ = ["ReadOfFile", "RestorePlan", "extents_by_file", "is_part", "plan_newest", "plan_restore"]
 
 _NAMES_SHOWN: Final = 20
 
@@ -270,6 +270,37 @@ def _reads(opened: OpenedCheckpoint, filling: Filling) -> tuple[ReadOfFile, ...]
             ),
         )
         for path in sorted(extents)
+    )
+
+
+def extents_by_file(
+    reads: Sequence[tuple[ReadItem, Any]], records: Mapping[str, TensorRecord]
+) -> dict[str, tuple[int, int]]:
+    """From which byte to which one each shard is read, as it was before it was sealed."""
+    found: dict[str, tuple[int, int]] = {}
+    for item, target in reads:
+        if target.numel() == 0:
+            continue
+        chunk = chunk_of(records, item)
+        start, end = _extent(item, chunk, records[item.dest_index.fqn].dtype)
+        low, high = found.get(chunk.path, (start, end))
+        found[chunk.path] = min(low, start), max(high, end)
+    return found
+
+
+def is_part(opened: OpenedCheckpoint, extents: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether reads leave out a shard that holds something, or a part of one, as far as its ends tell."""
+    for path in opened.index.used_paths:
+        if path not in extents:
+            return True
+    stored: dict[str, list[int]] = defaultdict(list)
+    for record in opened.index.tensors.values():
+        for chunk in record.chunks:
+            size = math.prod(chunk.sizes) * DTYPE_BYTES[record.dtype]
+            if size:
+                stored[chunk.path] += [chunk.start, chunk.start + size]
+    return any(
+        (min(stored[path]), max(stored[path])) != extent for path, extent in extents.items() if stored[path]
     )
 
 

@@ -489,11 +489,13 @@ def _check(
         checkpoint=name,
         run=commit.run if commit is not None else run,
         reason=None if worst is None else f"{worst.key}: {worst.message}",
-        files=report.file_count,
-        is_closed=report.is_closed,
-        problems=len(report.problems),
-        size_bytes=report.size_bytes,
-        verdict=report.verdict,
+        details={
+            "files": report.file_count,
+            "is_closed": report.is_closed,
+            "problems": len(report.problems),
+            "size_bytes": report.size_bytes,
+            "verdict": report.verdict,
+        },
     )
     return report
 

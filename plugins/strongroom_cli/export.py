@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from strongroom.config import load_policy
+from strongroom.auditing import Activity
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError
 from strongroom.exporting.newfolder import check_absent
 from strongroom.exporting.shardfiles import parse_size
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.roles import Duty, open_root
-from strongroom.signing import NO_GUARD, Guard
+from strongroom.roles import Duty
+from strongroom.signing import Guard
 from strongroom.stores.base import Store
 from strongroom.stores.limited import unlimited
 from strongroom.stores.local import LocalStore
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, new_table, print_json
-from strongroom_cli.standing import Standing, read_history, standings
+from strongroom_cli.standing import Standing, read_history, run_of, standings
 from strongroom_security import SecurityPolicy
 
 if TYPE_CHECKING:
@@ -50,17 +51,16 @@ _UNSIGNED: Final = (
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    policy = load_policy(options.security)
-    guard = policy.guard if policy is not None else NO_GUARD
+    policy = options.policy
     folder = Path(options.to)
     check_absent(folder.absolute())
     max_shard_bytes = parse_size(options.max_shard_size)
     config = _read_config(Path(options.config)) if options.config is not None else None
     further = _further(options.add)
     sign = _sign(options, policy)
-    store = open_root(options.root, policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     _check_outside(store, folder)
-    standing, opened = _open(store, options.step, guard)
+    standing, opened = _open(store, options.step, options.guard, options.activity)
 
     from strongroom.exporting.export import export
 
@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
             further=further,
             sign=(lambda resources: _bundle(resources, sign)) if sign is not None else None,
             on_progress=bar.show,
+            activity=options.activity,
         )
     if options.json:
         print_json(_to_json(store.uri, standing, folder, exported, sign))
@@ -86,15 +87,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open(store: Store, step: int | None, guard: Guard) -> tuple[Standing, OpenedCheckpoint]:
+def _open(
+    store: Store, step: int | None, guard: Guard, activity: Activity
+) -> tuple[Standing, OpenedCheckpoint]:
     """The checkpoint that is asked for, judged by the policy before anything of it is parsed."""
     history = read_history(store, guard)
+    activity.about(run=run_of(history))
     if step is None and not history.line.newest_first:
         raise CheckpointNotFoundError(f"nothing was committed yet in {store.uri}")
     name = history.at_step(step) if step is not None else history.line.newest_first[0]
+    activity.about(checkpoint=name)
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be exported: {history.damaged[name]}")
+    activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, guard)
     newest = next((each for each in history.line.newest_first if each in history.commits), None)
     if guard.floor is not None and newest is not None:

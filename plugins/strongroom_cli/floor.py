@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from strongroom.config import load_policy
 from strongroom.errors import CheckpointNotFoundError, ConfigError, FormatError
 from strongroom.manifest import check_run_id
 from strongroom_cli.console import line, new_console, new_table, print_json
@@ -18,13 +17,14 @@ __all__ = ["run"]
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     floor = _floor(options)
+    options.activity.note(floor=floor.uri)
     if options.verb == "show":
         return _show(options, floor)
     return _forget(options, floor)
 
 
 def _floor(options: argparse.Namespace) -> FileFloor | FolderFloor:
-    policy = load_policy(options.security)
+    policy = options.policy
     if policy is None:
         raise ConfigError("no policy is given; name its file by --security, or by STRONGROOM_CONFIG")
     floor = policy.guard.floor
@@ -54,6 +54,7 @@ def _forget(options: argparse.Namespace, floor: FileFloor | FolderFloor) -> int:
         run_id = check_run_id(options.run)
     except FormatError as error:
         raise ConfigError(str(error)) from None
+    options.activity.about(run=run_id)
     forgotten = floor.forget(run_id)
     if not (forgotten.roots or forgotten.runs):
         raise CheckpointNotFoundError(

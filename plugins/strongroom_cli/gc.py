@@ -11,19 +11,20 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from strongroom.acts import ActSink
 from strongroom.catalog import History
-from strongroom.config import SYSTEM_CLOCK, Policy, load_policy
+from strongroom.config import SYSTEM_CLOCK, Policy
 from strongroom.errors import ConfigError
-from strongroom.keeping import find_garbage
+from strongroom.keeping import event_of, find_garbage
 from strongroom.layout import CheckpointName
 from strongroom.replication import Notes, held_by_notes, read_notes
 from strongroom.retention import KeepLast
-from strongroom.roles import Duty, Operation, open_root
-from strongroom.signing import NO_GUARD
+from strongroom.roles import Duty, Operation
 from strongroom.sweep import Kind, Outcome, Plan, forget_announcements, remove
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, print_json
-from strongroom_cli.standing import read_history
+from strongroom_cli.standing import read_history, run_of
 
 __all__ = ["run"]
 
@@ -39,13 +40,15 @@ _WORDS: Final[dict[Kind, str]] = {
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     keep = None if options.keep_last is None else KeepLast(count=options.keep_last)
-    policy = load_policy(options.security)
+    options.activity.note(is_dry_run=options.dry_run)
     if not options.dry_run:
-        _check_may_delete(policy)
+        _check_may_delete(options.policy)
     # Whoever only looks needs no more than whoever restores.
-    store = open_root(options.root, policy, Duty.RESTORE if options.dry_run else Duty.SAVE)
-    guard = policy.guard if policy is not None else NO_GUARD
+    store = open_store_of(options, Duty.RESTORE if options.dry_run else Duty.SAVE)
+    guard = options.guard
     history = read_history(store, guard)
+    options.activity.about(run=run_of(history))
+    recorded = ActSink(guard.auditor, store.uri)
     notes = Notes(targets={}) if options.unreplicated else read_notes(store)
     plan = find_garbage(
         store,
@@ -59,7 +62,14 @@ def run(options: argparse.Namespace) -> int:
     with Bar("removing", counts=True) as bar:
         for number, removal in enumerate(plan.removals):
             bar.show(number, len(plan.removals))
-            outcomes.append(Outcome(removal=removal) if options.dry_run else remove(store, removal))
+            if options.dry_run:
+                outcomes.append(Outcome(removal=removal))
+                continue
+            outcomes.append(remove(store, removal))
+            recorded.emit(event_of(run_of(history) or "", store.uri, outcomes[-1]))
+    options.activity.note(
+        removed=sum(outcome.error is None for outcome in outcomes), freed_bytes=_freed_bytes(outcomes)
+    )
     if not options.dry_run:
         forget_announcements(store, history, now_ns=SYSTEM_CLOCK.now_ns())
     if options.json:

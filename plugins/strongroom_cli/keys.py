@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from rich.console import Console
 
 from strongroom.catalog import History
-from strongroom.config import SYSTEM_CLOCK, load_policy
+from strongroom.config import SYSTEM_CLOCK
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StrongroomError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
-from strongroom.roles import Duty, open_root
-from strongroom.signing import NO_GUARD, Trust
+from strongroom.roles import Duty
+from strongroom.signing import Trust
 from strongroom.stores.base import Store
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, new_table, print_json
-from strongroom_cli.standing import read_history
+from strongroom_cli.standing import read_history, run_of
 from strongroom_security import Seal, SecurityPolicy
 from strongroom_security.keyring import newest_first
 from strongroom_security.recipients.base import Identity, Recipient, check_id
@@ -63,12 +64,12 @@ _RESULTS: Final[tuple[Result, ...]] = ("rotated", "would rotate", "already", "un
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     if options.verb == "init":
-        return _init(options)  # before a policy is read: it may name the very key that is to be made
-    policy = load_policy(options.security)
-    seal = _seal(policy)
-    guard = policy.guard if policy is not None else NO_GUARD
-    store = open_root(options.root, policy, Duty.RESTORE if options.verb == "list" else Duty.SAVE)
+        return _init(options)
+    seal = _seal(options.policy)
+    guard = options.guard
+    store = open_store_of(options, Duty.RESTORE if options.verb == "list" else Duty.SAVE)
     history = read_history(store, guard)
+    options.activity.about(run=run_of(history))
     if options.verb == "list":
         return _list(options, store, history, seal)
     return _rotate(options, store, history, seal, guard.trust)
@@ -303,6 +304,7 @@ def _rotate(
             on_progress=show,
             within_s=_WITHIN_S if seal is None else seal.timeout_s,
             trust=trust,
+            activity=options.activity,
         )
     unusable = [
         Outcome(name=name, result="failed", error=IntegrityError(reason)) for name, reason in damaged.items()

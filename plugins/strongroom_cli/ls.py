@@ -19,11 +19,12 @@ from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.replication.lag import ALARM_S, WARN_S, lag_s
 from strongroom.replication.notes import read_notes
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty
 from strongroom.stores.base import Store
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import line, new_console, new_table, print_json
-from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
+from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, run_of, standings
 
 __all__ = ["run"]
 
@@ -70,8 +71,10 @@ class _Tier:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_root(options.root, options.policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     history = read_history(store, options.guard)
+    options.activity.about(run=run_of(history))
+    options.activity.note(checkpoints=len(history.commits))
     found = standings(history)
     now_ms = time.time_ns() // 1_000_000
     tiers = _tiers(store, history, now_ms)

@@ -7,11 +7,12 @@ once. Nothing that is reached from here imports torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from strongroom import __version__
@@ -128,64 +129,26 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _carry_out(options: argparse.Namespace) -> int:
-    if options.command == "keys":
-        from strongroom_cli import keys
-
-        return keys.run(options)
-    if options.command == "trust":
-        from strongroom_cli import trust
-
-        return trust.run(options)
-    if options.command == "floor":
-        from strongroom_cli import floor
-
-        return floor.run(options)
-    if options.command == "roles":
-        from strongroom_cli import roles
-
-        return roles.run(options)
-    if options.command == "sign":
-        from strongroom_cli import sign
-
-        return sign.run(options)
-    if options.command == "export":
-        from strongroom_cli import export
-
-        return export.run(options)
-    if options.command == "gc":
-        from strongroom_cli import gc
-
-        return gc.run(options)
-    if options.command == "replicate":
-        from strongroom_cli import replicate
-
-        return replicate.run(options)
-    from strongroom.config import load_policy
     from strongroom.signing import NO_GUARD
+    from strongroom_cli import auditing
 
+    run = _work_of(options.command)
+    if options.command in auditing.UNRECORDED:
+        return run(options)
     # By every command, before anything is read: a policy that cannot be had is never passed over.
-    policy = load_policy(options.security)
-    options.policy = policy
+    options.policy = policy = auditing.policy_of(options)
     options.guard = policy.guard if policy is not None else NO_GUARD
-    if options.command == "ls":
-        from strongroom_cli import ls
+    with auditing.activity_of(options, policy) as options.activity:
+        status = run(options)
+        auditing.end(options.activity, status)
+    return status
 
-        return ls.run(options)
-    if options.command == "show":
-        from strongroom_cli import show
 
-        return show.run(options)
-    if options.command == "provenance":
-        from strongroom_cli import provenance
-
-        return provenance.run(options)
-    if options.command == "plan":
-        from strongroom_cli import plan
-
-        return plan.run(options)
-    from strongroom_cli import verify
-
-    return verify.run(options)
+def _work_of(command: str) -> Callable[[argparse.Namespace], int]:
+    """What carries a command out, imported now that it was asked for."""
+    work = importlib.import_module(f"strongroom_cli.{command}")
+    run: Callable[[argparse.Namespace], int] = work.run
+    return run
 
 
 def _status_of(error: StrongroomError) -> int:

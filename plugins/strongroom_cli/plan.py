@@ -9,11 +9,12 @@ from rich.console import Console
 
 from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityError
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty
 from strongroom.shares import RankShare, Shares, shares_of
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import line, new_console, new_table, print_json
-from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
+from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, run_of, standings
 
 __all__ = ["run"]
 
@@ -22,14 +23,17 @@ _RANKS_SHOWN: Final = 40
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_root(options.root, options.policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     history = read_history(store, options.guard)
+    options.activity.about(run=run_of(history))
     if options.step is None and not history.line.newest_first:
         raise CheckpointNotFoundError(f"nothing was committed yet in {store.uri}")
     name = history.at_step(options.step) if options.step is not None else history.line.newest_first[0]
+    options.activity.about(checkpoint=name)
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be restored: {history.damaged[name]}")
+    options.activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, options.guard)
     standing = next(item for item in standings(history) if item.name == name)
     try:

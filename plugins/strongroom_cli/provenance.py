@@ -13,19 +13,19 @@ from typing import Any, Final
 from rich.console import Console
 
 from strongroom import layout
-from strongroom.config import load_policy
 from strongroom.digest import sha256_of
 from strongroom.errors import ConfigError, FormatError, IntegrityError
 from strongroom.manifest import MANIFEST_BOUNDS
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
 from strongroom.provenance import openlineage, slsa
 from strongroom.provenance.records import Record
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.outline import outline, plain
 from strongroom_cli.show import read_provenance
-from strongroom_cli.standing import read_history
+from strongroom_cli.standing import read_history, run_of
 
 __all__ = ["FORMATS", "record_of", "run", "slsa_statement"]
 
@@ -39,10 +39,14 @@ def run(options: argparse.Namespace) -> int:
     form = "json" if options.json and options.format is None else options.format
     if options.sign and form != "slsa":
         raise ConfigError("--sign signs a statement, which --format slsa makes; give both")
-    store = open_root(options.root, options.policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     history = read_history(store, options.guard)
+    options.activity.about(run=run_of(history))
     name = history.at_step(options.step) if options.step is not None else history.newest()
-    opened = open_checkpoint(store, history.whole(name), options.guard)
+    options.activity.about(checkpoint=name)
+    commit = history.whole(name)
+    options.activity.intend(commit.run, name)
+    opened = open_checkpoint(store, commit, options.guard)
     try:
         record = record_of(store.uri, opened)
     except RecursionError:
@@ -117,7 +121,7 @@ def _signed(statement: bytes, options: argparse.Namespace) -> bytes:
     """A Sigstore bundle over a statement, by the policy's signer."""
     from strongroom_security import SecurityPolicy, oms
 
-    policy = load_policy(options.security)
+    policy = options.policy
     sign = policy.sign if isinstance(policy, SecurityPolicy) else None
     if sign is None:
         raise ConfigError("--sign needs a policy with [sign], which says who signs; name it with --security")

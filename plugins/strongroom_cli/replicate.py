@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from strongroom.config import load_policy
 from strongroom.layout import CheckpointName
 from strongroom.replication import Progress, Report, Target, replicate
 from strongroom.roles import Duty, open_root
-from strongroom.signing import NO_GUARD
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, print_json
 
 __all__ = ["run"]
@@ -27,11 +26,11 @@ _BY: Final = {
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    policy = load_policy(options.security)
     # How far it has come is noted at the source.
-    source = open_root(options.root, policy, Duty.SAVE)
+    source = open_store_of(options, Duty.SAVE)
     target = Target(
-        store=open_root(options.to, policy, Duty.SAVE), max_bytes_per_second=options.max_bytes_per_second
+        store=open_root(options.to, options.policy, Duty.SAVE),
+        max_bytes_per_second=options.max_bytes_per_second,
     )
     with Bar("copying") as bar:
 
@@ -44,8 +43,9 @@ def run(options: argparse.Namespace) -> int:
             step=options.step,
             everything=options.all,
             verify=options.verify,
-            guard=policy.guard if policy is not None else NO_GUARD,
+            guard=options.guard,
             on_progress=show,
+            activity=options.activity,
         )
     if options.json:
         print_json(_to_json(report))

@@ -190,6 +190,7 @@ def _grant(options: argparse.Namespace) -> int:
         )
     except FormatError as error:  # given on the command line: nothing is damaged
         raise ConfigError(str(error)) from None
+    _say(options, grant)
     data = unapproved(grant)
     if options.approver is not None:
         signer = open_signer(options.approver, base=Path(), passphrase=options.passphrase)
@@ -211,6 +212,7 @@ def _approve(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if options.key is None:
         return _tell(options, path, data)
+    _say(options, read_grant(data, str(path))[0])
     signer = open_signer(options.key, base=Path(), passphrase=options.passphrase)
     data = approve(data, str(path), signer)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -221,6 +223,18 @@ def _approve(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     return _tell(options, path, data)
+
+
+def _say(options: argparse.Namespace, grant: Grant) -> None:
+    """Put on record which grant it is, before anybody signs it."""
+    options.activity.note(
+        grant=str(grant.digest),
+        role=grant.role,
+        who=grant.who,
+        why=grant.reason,
+        not_after_ms=grant.not_after_ms,
+    )
+    options.activity.intend(grant.run, None)
 
 
 def _tell(options: argparse.Namespace, path: Path, data: bytes) -> int:

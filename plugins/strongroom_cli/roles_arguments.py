@@ -72,6 +72,11 @@ def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
     verb.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    verb.add_argument(
+        "--security",
+        metavar="FILE",
+        help="the policy file, by whose [audit] this is put on record (default: as STRONGROOM_CONFIG says)",
+    )
     return verb
 
 

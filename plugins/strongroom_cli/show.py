@@ -18,11 +18,12 @@ from strongroom.errors import CheckpointNotFoundError, FormatError, IntegrityErr
 from strongroom.index import Index, TensorRecord
 from strongroom.layout import CheckpointName
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.outline import Line, outline, plain
-from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, standings
+from strongroom_cli.standing import STYLES, WORDS, Standing, read_history, run_of, standings
 
 __all__ = ["read_provenance", "run"]
 
@@ -32,12 +33,15 @@ _LABEL_WIDTH: Final = 10
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_root(options.root, options.policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     history = read_history(store, options.guard)
+    options.activity.about(run=run_of(history))
     name = _choose(history, options.step, store.uri)
+    options.activity.about(checkpoint=name)
     commit = history.commits.get(name)
     if commit is None:
         raise IntegrityError(f"step {name.step} cannot be shown: {history.damaged[name]}")
+    options.activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, options.guard)
     standing = next(item for item in standings(history) if item.name == name)
     try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strongroom.config import load_policy
 from strongroom.errors import ConfigError
-from strongroom.roles import Duty, open_root
-from strongroom.signing import NO_GUARD
+from strongroom.roles import Duty
 from strongroom.verify import Progress
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, print_json
-from strongroom_cli.standing import read_history
+from strongroom_cli.standing import read_history, run_of
 from strongroom_security import SecurityPolicy, Sign
 from strongroom_security.cosigning import add_signature
 from strongroom_security.members import TIMEOUT_S
@@ -22,13 +21,15 @@ __all__ = ["run"]
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    policy = load_policy(options.security)
-    guard = policy.guard if policy is not None else NO_GUARD
-    sign = _sign(options, policy)
-    store = open_root(options.root, policy, Duty.SAVE)
+    guard = options.guard
+    sign = _sign(options, options.policy)
+    store = open_store_of(options, Duty.SAVE)
     history = read_history(store, guard)
+    options.activity.about(run=run_of(history))
     name = history.at_step(options.step) if options.step is not None else history.newest()
+    options.activity.about(checkpoint=name)
     commit = history.whole(name)
+    options.activity.intend(commit.run, name)
     with Bar("verifying") as bar:
 
         def show(progress: Progress) -> None:
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
             is_unsigned=options.unsigned,
             on_progress=show,
         )
+    options.activity.note(signer=added.key_id, is_new=added.is_new)
     if options.json:
         print_json(
             {

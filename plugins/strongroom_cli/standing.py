@@ -11,7 +11,7 @@ from strongroom.layout import CheckpointName
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
 
-__all__ = ["STYLES", "WORDS", "Standing", "Status", "read_history", "standings"]
+__all__ = ["STYLES", "WORDS", "Standing", "Status", "read_history", "run_of", "standings"]
 
 Status = Literal["newest", "line", "superseded", "damaged", "uncommitted"]
 
@@ -73,6 +73,11 @@ def read_history(store: Store, guard: Guard = NO_GUARD) -> History:
     if history.run is None and not history.has_commits and not history.uncommitted:
         raise CheckpointNotFoundError(f"there is no run in {store.uri}: no run.json and no checkpoint")
     return history
+
+
+def run_of(history: History) -> str | None:
+    """The run's id; None where its record is lost."""
+    return history.run.run if history.run is not None else None
 
 
 def standings(history: History) -> list[Standing]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from strongroom import layout
-from strongroom.config import SYSTEM_CLOCK, Policy, load_policy
+from strongroom.config import SYSTEM_CLOCK
 from strongroom.digest import sha256_of
 from strongroom.errors import (
     ConfigError,
@@ -27,7 +27,7 @@ from strongroom.errors import (
 )
 from strongroom.manifest import MANIFEST_BOUNDS
 from strongroom.roles import Duty, open_root
-from strongroom.signing import NO_GUARD, Guard
+from strongroom.signing import Guard
 from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.standing import read_history
@@ -56,6 +56,7 @@ _ID_SHOWN: Final = 16
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     path = Path(options.file)
+    options.activity.note(file=path.name)
     if options.verb == "show":
         return _show(options, path)
     signers = [
@@ -117,7 +118,7 @@ class _Memory:
 
 
 def _memory(options: argparse.Namespace, signers: Sequence[Signer]) -> _Memory | None:
-    guard = _guard(options)
+    guard: Guard = options.guard
     if not isinstance(guard.floor, FileFloor | FolderFloor):
         return None
     listed = guard.trust.trust_list if isinstance(guard.trust, ManifestTrust) else None
@@ -164,14 +165,14 @@ def _with_key(trust: TrustList, options: argparse.Namespace) -> TrustList:
 
 def _with_revocation(trust: TrustList, options: argparse.Namespace) -> TrustList:
     key_id = _public_key(options.key).id if ":" in options.key else options.key
-    policy = load_policy(options.security) if options.up_to else None
-    guard = policy.guard if policy is not None else NO_GUARD
+    guard = options.guard
     if options.up_to and guard.trust is None:
         sys.stderr.write(
             "strongroom: no policy here demands signatures, so what --up-to names was held against its own "
             "digests alone; give --security, with the [verify] that restores go by\n"
         )
-    up_to = tuple(dict.fromkeys(_named(text, policy) for text in options.up_to))
+    up_to = tuple(dict.fromkeys(_named(text, options) for text in options.up_to))
+    options.activity.note(key=key_id, why=options.reason)
     with _told_as_usage():
         added = Revocation(id=key_id, reason=options.reason, revoked_at_ms=SYSTEM_CLOCK.now_ms(), up_to=up_to)
     if trust.revocation(key_id) is not None and not options.replace:
@@ -190,12 +191,7 @@ def _told_as_usage() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-def _guard(options: argparse.Namespace) -> Guard:
-    policy = load_policy(options.security)
-    return policy.guard if policy is not None else NO_GUARD
-
-
-def _named(text: str, policy: Policy | None) -> UpTo:
+def _named(text: str, options: argparse.Namespace) -> UpTo:
     """The checkpoint that ``ROOT:STEP`` means, held against its manifest and, if there is one, the policy.
 
     Raises:
@@ -204,10 +200,11 @@ def _named(text: str, policy: Policy | None) -> UpTo:
     root, colon, step = text.rpartition(":")
     if not colon or not root or not step.isascii() or not step.isdigit() or len(step) > 12:
         raise ConfigError(f"--up-to takes ROOT:STEP, as runs/a:1200; got {text!r:.100}")
-    store = open_root(root, policy, Duty.RESTORE)
-    guard = policy.guard if policy is not None else NO_GUARD
+    store = open_root(root, options.policy, Duty.RESTORE)
+    guard: Guard = options.guard
     history = read_history(store)
     commit = history.whole(history.at_step(int(step)))
+    options.activity.intend(commit.run, commit.name, root=store.uri)
     key = layout.data_key(commit.name, layout.MANIFEST)
     try:
         manifest = store.read(key, limit_bytes=MANIFEST_BOUNDS.length_bytes)

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from strongroom import layout
 from strongroom.chain import Link
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty
 from strongroom.signing import Guard
 from strongroom.stores.base import Store
 from strongroom.verify import CheckpointReport, Problem, Progress, Report, Verdict, verify
 from strongroom_cli import words
+from strongroom_cli.auditing import open_store_of
 from strongroom_cli.console import Bar, line, new_console, print_json
 
 __all__ = ["run"]
@@ -31,7 +32,7 @@ _STYLES: Final[dict[Verdict, str]] = {
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    store = open_root(options.root, options.policy, Duty.RESTORE)
+    store = open_store_of(options, Duty.RESTORE)
     with Bar("verifying") as bar:
 
         def show(progress: Progress) -> None:
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
             chain=options.chain,
             guard=options.guard,
             on_progress=show,
+            activity=options.activity,
         )
     unjudged = _count_unjudged(store, report, options.guard)
     if options.json:

@@ -6,6 +6,7 @@ through; return anything; or never end. It knows nothing of keyrings, and counts
 
 from __future__ import annotations
 
+import contextvars
 import math
 import threading
 import time
@@ -77,7 +78,9 @@ class Call(Generic[_T]):
         self._deadline = deadline
         self._next_question_s()
         # A daemon: what waits for a dead service must not keep the interpreter from ending.
-        thread = threading.Thread(target=self._run, name="strongroom-keys", daemon=True)
+        # The context goes with the question: whoever keeps a record collects what was asked (`keyrequests`).
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(self._run,), name="strongroom-keys", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:

@@ -47,11 +47,13 @@ class Failure:
             ``Configuration``, where it was not reached.
         message: for people.
         status: of HTTP; 0: there was no answer.
+        request_id: what the service calls the request; empty: it did not say.
     """
 
     code: str
     message: str
     status: int
+    request_id: str = ""
 
     @property
     def reason(self) -> str:
@@ -141,9 +143,13 @@ def once(call: Callable[..., Any], parameters: Mapping[str, Any], *, whom: str) 
         return call(**parameters), None
     except exceptions.ClientError as error:
         details = error.response.get("Error", {})
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code, message = str(details.get("Code", "")), str(details.get("Message", ""))
-        return None, Failure(code=code, message=message, status=status)
+        metadata = error.response.get("ResponseMetadata", {})
+        return None, Failure(
+            code=str(details.get("Code", "")),
+            message=str(details.get("Message", "")),
+            status=metadata.get("HTTPStatusCode", 0),
+            request_id=str(metadata.get("RequestId", "")),
+        )
     except exceptions.BotoCoreError as error:
         return None, Failure(code=_kind_of(error, exceptions), message=str(error), status=0)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -24,6 +24,7 @@ from strongroom.errors import ConfigError
 from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing
+from strongroom_security.auditedsealing import AuditedSealing
 from strongroom_security.members import WrongMemberError
 from strongroom_security.role import ActAs
 from strongroom_security.seal import Seal
@@ -124,8 +125,15 @@ class SecurityPolicy:
             self.verify.check_says_something()
         trust = self.verify.trust() if self.verify is not None else None
         floor = self.verify.floor if self.verify is not None else None
-        put(self, "guard", Guard(sealing=self.sealing, trust=trust, floor=floor))
+        if self.sealing is not None and self.auditor.is_on:
+            put(self, "sealing", AuditedSealing(self.sealing, self.auditor))
+        put(
+            self,
+            "guard",
+            Guard(sealing=self.sealing, trust=trust, floor=floor, auditor=self.auditor),
+        )
         if isinstance(self.role, ActAs):
+            self.role.put_on_record(self.auditor)
             self._ask_key_services_as(self.role)
         if self.seal is not None and trust is None:
             keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from strongroom.auditing import Auditor
 from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import MAX_LAUNCH
 from strongroom.manifest import check_run_id
@@ -127,6 +128,12 @@ class ActAs:
     def when_dropped(self, then: Callable[[], None]) -> None:
         """See `ActingRole.when_dropped`."""
         self._acting.when_dropped(then)
+
+    def put_on_record(self, auditor: Auditor) -> None:
+        """Have what is refused, and that a grant is used, put on record from now on."""
+        self._acting.auditor = auditor
+        if self._grant is not None:
+            self._grant.auditor = auditor
 
     @property
     def grant_use(self) -> GrantUse | None:

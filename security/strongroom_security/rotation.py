@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from strongroom.auditing import NO_AUDIT, Action, Activity, Detail, outcome_of
+from strongroom.auditing import Outcome as Ending
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds
 from strongroom.errors import ConfigError
 from strongroom.manifest import Commit
@@ -25,6 +27,7 @@ from strongroom.signing import Trust
 from strongroom.stores.base import Store
 from strongroom_security.changes import AddRecipient, Change, RemoveRecipient, SetRecipients
 from strongroom_security.generations import FoundKeyring, find_keyring
+from strongroom_security.keyrequests import Requests, collecting
 from strongroom_security.recipients.base import Identity
 from strongroom_security.rewrapping import Options, Outcome, Result, Rewrapping
 from strongroom_security.unwrapping import Calls
@@ -99,6 +102,7 @@ def rotate(
     on_progress: Callable[[Progress], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     trust: Trust | None = None,
+    activity: Activity | None = None,
 ) -> Report:
     """Make the keyrings of checkpoints as a change wants them.
 
@@ -117,13 +121,18 @@ def rotate(
         on_progress: told after each checkpoint, from several threads, one at a time.
         clock: the time.
         trust: who judges a checkpoint's signatures before its keys are touched; None: nobody.
+        activity: of which this is a part, by whose auditor each checkpoint is put on record before its keys
+            are touched, and what became of it; None: nothing is recorded.
 
     Returns:
         What became of each; one that failed is told there, and the others go on.
 
     Raises:
+        AuditError: a checkpoint could not be put on record first: its keys were not touched, and no further
+            one's.
         ConfigError: an argument cannot work.
     """
+    recording = activity or Activity(NO_AUDIT, Action.ROTATE)
     check_seconds("within_s", within_s)
     _check_workers(workers)
     if calls_per_second is not None:
@@ -154,7 +163,12 @@ def rotate(
     def one(commit: Commit) -> Outcome | None:
         if stopped.is_set():
             return None
-        outcome = Rewrapping(store, commit, options, Calls(pace, within_s)).carry_out()
+        if commit.keyring is not None and not dry_run:
+            recording.intend(commit.run, commit.name, root=store.uri)
+        requests = Requests()
+        with collecting(requests):
+            outcome = Rewrapping(store, commit, options, Calls(pace, within_s)).carry_out()
+        _record(recording, store, commit, outcome, {**requests.details, "is_dry_run": dry_run})
         telling.tell(outcome)
         return outcome
 
@@ -168,6 +182,30 @@ def rotate(
         # After an interrupt nothing new is begun behind the caller's back.
         stopped.set()
     return Report(outcomes=tuple(outcome for outcome in outcomes if outcome is not None), since_ms=since_ms)
+
+
+def _record(
+    activity: Activity, store: Store, commit: Commit, outcome: Outcome, details: dict[str, Detail]
+) -> None:
+    """Put on record what became of one checkpoint's keyring."""
+    details |= {"calls": outcome.calls, "result": outcome.result}
+    if outcome.source is not None:
+        details["keyring_before"] = outcome.source
+    if outcome.generation is not None:
+        details["keyring"] = outcome.generation
+    if outcome.removed:
+        details["keyrings_removed"] = ",".join(map(str, outcome.removed))
+    error = outcome.error
+    if error is not None:
+        details["error"] = type(error).__name__
+    activity.tell(
+        Ending.SUCCESS if error is None else outcome_of(error),
+        checkpoint=commit.name,
+        run=commit.run,
+        root=store.uri,
+        reason=None if error is None else str(error),
+        details=details,
+    )
 
 
 class _Telling:

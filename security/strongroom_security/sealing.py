@@ -40,6 +40,7 @@ from strongroom_security.asking import Call, results
 from strongroom_security.envelope import CheckpointKey, HandedOver, HandOverKey, hand_over
 from strongroom_security.fields import Context, file_aad
 from strongroom_security.floe import FloeOpener, FloeSealer
+from strongroom_security.keyrequests import Requests, collecting, note_opened
 from strongroom_security.keyring import (
     Keyring,
     RecipientEntry,
@@ -219,6 +220,7 @@ class _SaveSeal:
         self._keys: dict[str, Secret] = {}
         self._checkpoint_key: CheckpointKey | None = None
         self._wraps: list[Call[bytes]] = []
+        self._requests = Requests()
         self._is_made = False
         self._has_ended = False
 
@@ -265,14 +267,20 @@ class _SaveSeal:
             if self._checkpoint_key is not None:
                 return  # one call to each recipient, however often this is called
             key = self._checkpoint_key = CheckpointKey.draw(self._context)
-            self._wraps = [
-                Call(
-                    [partial(_wrapped, recipient, key.secret, self._context)],
-                    who=recipient.uri,
-                    within_s=self._within_s,
-                )
-                for recipient in self._recipients
-            ]
+            with collecting(self._requests):
+                self._wraps = [
+                    Call(
+                        [partial(_wrapped, recipient, key.secret, self._context)],
+                        who=recipient.uri,
+                        within_s=self._within_s,
+                    )
+                    for recipient in self._recipients
+                ]
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """As `strongroom.sealing.Requesting.request_ids`."""
+        return self._requests.ids
 
     def keyring(self, paths: Collection[str], *, within_s: float) -> bytes:
         with self._lock:
@@ -320,7 +328,8 @@ class _SaveSeal:
         with self._lock:
             key = self._checkpoint_key
             # A long save may outlive an outage that its beginning met.
-            self._wraps = [call.again() if call.was_out_of_reach else call for call in self._wraps]
+            with collecting(self._requests):
+                self._wraps = [call.again() if call.was_out_of_reach else call for call in self._wraps]
         if key is None:
             raise SaveError(f"{self._name} has no key of its own yet")
         wrapped = tuple(WrappedKey(path=path, wrapped=(key.wrap(path, each),)) for path, each in keys.items())
@@ -334,15 +343,19 @@ class _SaveSeal:
     def _directly(
         self, keys: Mapping[str, Secret], deadline: float
     ) -> tuple[tuple[RecipientEntry, ...], tuple[WrappedKey, ...]]:
-        calls = [
-            Call(
-                [partial(_wrapped, recipient, key, _at(self._context, path)) for path, key in keys.items()],
-                who=recipient.uri,
-                within_s=self._within_s,
-                deadline=deadline,
-            )
-            for recipient in self._recipients
-        ]
+        with collecting(self._requests):
+            calls = [
+                Call(
+                    [
+                        partial(_wrapped, recipient, key, _at(self._context, path))
+                        for path, key in keys.items()
+                    ],
+                    who=recipient.uri,
+                    within_s=self._within_s,
+                    deadline=deadline,
+                )
+                for recipient in self._recipients
+            ]
         columns = results(calls, deadline)
         wrapped = tuple(
             WrappedKey(path=path, wrapped=row)
@@ -552,7 +565,9 @@ class _Unlocking:
             if identity.id in self._silent:
                 continue
             try:
-                return self._keys(keyring, identity, position)
+                keys = self._keys(keyring, identity, position)
+                note_opened(identity.id, identity.kind)
+                return keys
             except KeyServiceError as error:
                 self._silent.add(identity.id)
                 self._findings.out_of_reach.append(str(error))

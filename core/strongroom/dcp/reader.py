@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
@@ -17,9 +17,11 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageReader
 
+from strongroom.auditing import NO_AUDIT, Action, Activity, Outcome
 from strongroom.catalog import Catalog
 from strongroom.config import load_policy
 from strongroom.decoding import Decoder
+from strongroom.dryrun import extents_by_file, is_part
 from strongroom.errors import (
     CheckpointNotFoundError,
     ConfigError,
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 from strongroom.dcp.naming import fqn_of, is_step, step_of
 
 __all__ = ["StrongroomReader"]
+
+_PARTS_TOLD: Final = 64
+"""Files of a partial read that are told of one by one."""
 
 
 class StrongroomReader(StorageReader):
@@ -71,6 +76,8 @@ class StrongroomReader(StorageReader):
         super().__init__()
         self._policy = policy = load_policy(security)
         self._guard = policy.guard if policy is not None else NO_GUARD
+        self._auditor = policy.auditor if policy is not None else NO_AUDIT
+        self._activity: Activity | None = None
         self._accept_older = accept_older
         self._root = root
         self._step = None if step is None else step_of(step)
@@ -83,6 +90,7 @@ class StrongroomReader(StorageReader):
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
         self._opened, self._failure = None, None
+        self._leave()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """DCP's view of the checkpoint.
@@ -90,9 +98,12 @@ class StrongroomReader(StorageReader):
         ``dcp.load`` swallows what this raises and goes on to complain of something else, so a
         failure is kept and raised by the call that follows, `set_up_storage_reader`.
         """
+        self._leave()
+        self._activity = Activity(self._auditor, Action.RESTORE)
         try:
-            return self._read_metadata()
+            return self._read_metadata(self._activity)
         except StrongroomError as error:
+            self._end(error)
             self._failure = error
             return Metadata(state_dict_metadata=_Refusing(error))
 
@@ -112,6 +123,21 @@ class StrongroomReader(StorageReader):
         opened = self._opened
         if opened is None:
             raise ConfigError("read_data() before read_metadata(): use this reader under dcp.load")
+        try:
+            self._read(opened, plan, planner)
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, opened: OpenedCheckpoint, plan: LoadPlan, planner: LoadPlanner) -> None:
+        if self._activity is None or self._activity.has_ended:
+            # A second load by the same metadata: it reads again.
+            self._activity = Activity(self._auditor, Action.RESTORE, root=opened.store.uri)
+            self._activity.intend(opened.manifest.run, opened.name)
         reads = []
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
@@ -124,26 +150,61 @@ class StrongroomReader(StorageReader):
             if problem is not None:
                 raise StateMismatchError(f"{item.dest_index.fqn} has another dtype: {problem}")
             reads.append((item, target))
-        fetch(opened, reads, self._records, workers=reading_workers(), touched=set())
+        read_bytes = fetch(opened, reads, self._records, workers=reading_workers(), touched=set())
+        self._activity.note(size_bytes=read_bytes, tensors=len({item.storage_index.fqn for item, _ in reads}))
+        if self._auditor.is_on:
+            self._tell_parts(self._activity, opened, reads)
         for item, target in reads:
             planner.commit_tensor(item, target)
-        future: torch.futures.Future[None] = torch.futures.Future()
-        future.set_result(None)
-        return future
+
+    def _tell_parts(self, activity: Activity, opened: OpenedCheckpoint, reads: Sequence[Any]) -> None:
+        """Where a part of the checkpoint was read, which bytes of which files, as far as there are few."""
+        extents = extents_by_file([(item, target) for item, target in reads], self._records)
+        if not is_part(opened, extents):
+            return
+        activity.note(files=len(extents), is_partial=True)
+        for path in sorted(extents)[:_PARTS_TOLD]:
+            activity.tell(
+                Outcome.SUCCESS,
+                checkpoint=opened.name,
+                run=opened.manifest.run,
+                path=opened.record(path).path,
+                byte_range=extents[path],
+                details={"is_partial": True},
+            )
+
+    def _leave(self) -> None:
+        """Say that what was begun went no further than to what the checkpoint says of itself."""
+        if self._activity is not None:
+            self._activity.note(is_read=False)
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Say how what was begun has ended: well, where nothing failed."""
+        activity, self._activity = self._activity, None
+        if activity is None:
+            return
+        if error is None:
+            activity.succeed()
+        else:
+            activity.fail(error)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return is_step(checkpoint_id)
 
-    def _read_metadata(self) -> Metadata:
+    def _read_metadata(self, activity: Activity) -> Metadata:
         store = open_root(self._root, self._policy, Duty.RESTORE)
+        activity.about(root=store.uri)
         history = Catalog(store, self._guard.trust).history()
         if not history.has_commits:
             raise CheckpointNotFoundError(f"nothing is committed in {store.uri}: there is nothing to load")
         name = history.at_step(self._step) if self._step is not None else history.line.newest_first[0]
+        activity.about(checkpoint=name)
         commit = history.commits.get(name)
         if commit is None:
             raise IntegrityError(history.damaged[name])
+        activity.intend(commit.run, name)
         opened = open_checkpoint(store, commit, self._guard)
         if self._guard.floor is not None and not self._accept_older:
             self._guard.floor.check(store.uri, commit)

@@ -26,8 +26,10 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from strongroom import completeness, layout, plan, stage
+from strongroom import completeness, layout, stage
+from strongroom.acts import ActSink, reconcile
 from strongroom.atoms import node
+from strongroom.auditing import NO_AUDIT, reason_of
 from strongroom.catalog import Catalog, Checkpoint, History
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds, choose_digest, load_policy
 from strongroom.digest import DigestAlgorithm
@@ -40,14 +42,16 @@ from strongroom.errors import (
     SaveError,
     StrongroomError,
 )
+from strongroom.events import CheckpointCommitted, Event, LaunchClaimed, SaveFailed, SaveRefused, SaveStarted
 from strongroom.index import Chunk, Index, ShardFile, TensorRecord, decode_index, encode_index
 from strongroom.layout import ATTEMPT_HEX_DIGITS, CheckpointName, check_scatter
 from strongroom.manifest import CheckpointRef, FileRecord, Launch
 from strongroom.opened import encode_document, open_checkpoint
 from strongroom.parallel import run_all
 from strongroom.parts import producer
+from strongroom.plan import spec_of
 from strongroom.roles import Duty, open_root
-from strongroom.sealing import OneOff
+from strongroom.sealing import OneOff, requests_of
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
@@ -132,6 +136,8 @@ class StrongroomWriter(StorageWriter):
         self._sealing = policy.sealing if policy is not None else None
         self._signing = policy.signing if policy is not None else None
         self._guard = policy.guard if policy is not None else NO_GUARD
+        self._auditor = policy.auditor if policy is not None else NO_AUDIT
+        self._acts: ActSink | None = None
         self._one_off: OneOff | None = None
         self._attempt_made: Attempt | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s)
@@ -144,6 +150,7 @@ class StrongroomWriter(StorageWriter):
         self._is_coordinator = True
         self._used: set[CheckpointName] = set()
         self._ticket: _Ticket | None = None
+        self._unended: _Ticket | None = None
         self._deadline: Deadline | None = None
         self.committed: Checkpoint | None = None
         """The last checkpoint that this writer committed (on the coordinator)."""
@@ -153,6 +160,9 @@ class StrongroomWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
+        if self._unended is not None:
+            # The save before ended outside of this writer: on another rank, or in DCP.
+            self._tell_failed(self._unended, SaveError("the save was begun and not finished"))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._step is None:
@@ -167,6 +177,20 @@ class StrongroomWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator: claim the launch, draw the attempt, and hand both to every rank."""
+        try:
+            return self._ticketed(plans)
+        except BaseException as error:
+            self._tell(
+                SaveRefused(
+                    run=self._launch.run if self._launch is not None else "",
+                    step=self._step,
+                    reason=reason_of(error),
+                    error=type(error).__name__,
+                )
+            )
+            raise
+
+    def _ticketed(self, plans: list[SavePlan]) -> list[SavePlan]:
         launch = self._launch or self._claim()
         step = 0 if self._step is None else self._step
         before = self._newest or launch.parent
@@ -191,7 +215,7 @@ class StrongroomWriter(StorageWriter):
             )
             for rank, rank_plan in enumerate(plans)
         ]
-        self._ticket = tickets[0]
+        self._ticket = self._unended = tickets[0]
         return [
             dataclasses.replace(rank_plan, storage_data=ticket)
             for rank_plan, ticket in zip(plans, tickets, strict=True)
@@ -200,7 +224,24 @@ class StrongroomWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         ticket = self._ticket_of(plan)
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        future.set_result(self._write(ticket, plan, planner))
+        self._tell(
+            SaveStarted(
+                run=ticket.launch.run,
+                step=ticket.name.step,
+                launch=ticket.name.launch,
+                attempt=ticket.name.attempt,
+                size_bytes=sum(
+                    spec_of(item).size_bytes for item in plan.items if item.type is not WriteItemType.BYTE_IO
+                ),
+                wait_s=0.0,
+                stage_s=0.0,
+            )
+        )
+        try:
+            future.set_result(self._write(ticket, plan, planner))
+        except BaseException as error:
+            self._tell_failed(ticket, error)
+            raise
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -222,19 +263,59 @@ class StrongroomWriter(StorageWriter):
                     if rank.keys:
                         attempt.seal.take_over(rank.keys)
             committed = attempt.commit(self._finish(attempt, ticket, metadata, written))
-        except StrongroomError:
+        except StrongroomError as error:
+            self._tell_failed(ticket, error)
             attempt.abort()
             raise
+        self._tell(
+            CheckpointCommitted(
+                run=ticket.launch.run,
+                step=ticket.name.step,
+                launch=ticket.name.launch,
+                attempt=ticket.name.attempt,
+                size_bytes=committed.commit.size_bytes,
+                background_s=self._timeout_s - attempt.deadline.left_s,
+                manifest_digest=str(committed.commit.manifest),
+                requests=requests_of(attempt.seal),
+            )
+        )
         self._newest = committed.ref
         self.committed = Checkpoint.of(committed.commit)
         self._guard.remember(self._open(Duty.SAVE).uri, committed.commit)
-        self._ticket = self._attempt_made = self._one_off = None
+        self._ticket = self._unended = self._attempt_made = self._one_off = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return is_step(checkpoint_id)
 
     # ---------------------------------------------------------------------------------- inside
+
+    def _tell(self, event: Event) -> None:
+        """Put on record what happened; no other listener hears of it."""
+        if not self._auditor.is_on:
+            return
+        if self._acts is None:
+            try:
+                uri = self._open(Duty.SAVE).uri
+            except StrongroomError:
+                # What keeps it from being opened is what is told.
+                uri = ""
+            self._acts = ActSink(self._auditor, uri)
+        self._acts.emit(event)
+
+    def _tell_failed(self, ticket: _Ticket, error: BaseException) -> None:
+        self._unended = None
+        self._tell(
+            SaveFailed(
+                run=ticket.launch.run,
+                step=ticket.name.step,
+                launch=ticket.name.launch,
+                attempt=ticket.name.attempt,
+                reason=reason_of(error),
+                error=type(error).__name__,
+                failures=1,
+            )
+        )
 
     def _open(self, duty: Duty) -> Store:
         return open_root(self._root, self._policy, duty)
@@ -284,6 +365,11 @@ class StrongroomWriter(StorageWriter):
             above=above,
             number=number,
         )
+        before = None if parent is None else parent.step
+        self._tell(LaunchClaimed(run=run.run, launch=self._launch.launch, parent_step=before))
+        if history is not None:
+            own = self._acts.committed if self._acts is not None else ()
+            reconcile(self._auditor, history, store.uri, own=own)
         return self._launch
 
     def _find_parent(self, store: Store, history: History) -> CheckpointRef | None:
@@ -349,6 +435,7 @@ class StrongroomWriter(StorageWriter):
             world_size=ticket.world_size,
             deadline=self._deadline or Deadline.after(self._timeout_s, self._clock.monotonic),
             now_ms=self._clock.now_ms,
+            auditor=self._auditor,
         )
 
     def _write(self, ticket: _Ticket, save_plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
@@ -359,9 +446,9 @@ class StrongroomWriter(StorageWriter):
             for item in save_plan.items
             if item.type is WriteItemType.BYTE_IO
         )
-        by_place = {(name_of(item.index.fqn), plan.spec_of(item).offsets): item for item in tensors}
+        by_place = {(name_of(item.index.fqn), spec_of(item).offsets): item for item in tensors}
         bound = binding(attempt.run, attempt.name)
-        specs = [dataclasses.replace(plan.spec_of(item), tensor=name_of(item.index.fqn)) for item in tensors]
+        specs = [dataclasses.replace(spec_of(item), tensor=name_of(item.index.fqn)) for item in tensors]
         shards = (
             lay_out(specs, rank=ticket.rank, parts=writing_workers(), metadata=bound, scatter=self._scatter)
             if specs

@@ -146,9 +146,11 @@ def replicate(
                 Outcome.SUCCESS,
                 checkpoint=commit.name,
                 run=commit.run,
-                sent_bytes=copied[-1].sent_bytes,
-                size_bytes=commit.size_bytes,
-                tier=courier.uri,
+                details={
+                    "sent_bytes": copied[-1].sent_bytes,
+                    "size_bytes": commit.size_bytes,
+                    "tier": courier.uri,
+                },
             )
     return Report(
         run=history.run.run,
@@ -167,8 +169,7 @@ def _tell(activity: Activity, commit: Commit, error: StrongroomError, tier: str)
         checkpoint=commit.name,
         run=commit.run,
         reason=str(error),
-        error=type(error).__name__,
-        tier=tier,
+        details={"error": type(error).__name__, "tier": tier},
     )
 
 

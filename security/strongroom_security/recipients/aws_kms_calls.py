@@ -27,6 +27,7 @@ from strongroom.errors import (
 from strongroom.roles import Duty
 from strongroom_security import aws
 from strongroom_security.aws import Failure, Sessions
+from strongroom_security.keyrequests import note_request
 from strongroom_security.recipients.calling import (
     Deadline,
     PerProcess,
@@ -218,6 +219,11 @@ class KmsKey:
                 raise TryAgainError(str(error)) from None
 
         answer, failure = aws.once(call, parameters(), whom=self.uri)
+        if failure is not None:
+            note_request(failure.request_id)
+        elif isinstance(answer, Mapping):
+            metadata = answer.get("ResponseMetadata")
+            note_request(metadata.get("RequestId") if isinstance(metadata, Mapping) else None)
         return ({} if answer is None else answer), failure
 
     def _meaning(self, operation: str, failure: Failure) -> Exception:

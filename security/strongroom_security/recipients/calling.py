@@ -6,6 +6,7 @@ to give up, and on which thread, is decided here for all of them. Nothing here k
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import ipaddress
 import os
@@ -103,7 +104,8 @@ def ask(
         has_ended.set()
 
     # A daemon: what waits for a dead service must not keep the interpreter from ending.
-    threading.Thread(target=run, name="strongroom-keys", daemon=True).start()
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="strongroom-keys", daemon=True).start()
     if not has_ended.wait(deadline.remaining_s()):
         raise KeyServiceError(_gave_up(whom, within_s, last))
     # An error holds frames, and in them keys may stand. Neither this list nor this frame holds it in turn,

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from strongroom.errors import ConfigError, IntegrityError, KeyServiceError, NoKeyError
 from strongroom_security.fields import recipient_info
+from strongroom_security.keyrequests import note_request
 from strongroom_security.recipients.base import KEY_BYTES, Recipient, check_wrapped, opaque_id
 from strongroom_security.recipients.calling import Deadline, TryAgainError, ask, check_endpoint
 from strongroom_security.secret import Secret
@@ -180,6 +181,7 @@ class OpenBao:
         except (ValueError, RecursionError):
             answer = {}
         document = answer if isinstance(answer, dict) else {}
+        note_request(document.get("request_id"))
         if status == 200:
             found = document.get("data")
             if not isinstance(found, dict):

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from strongroom.auditing import NO_AUDIT, Act, Action, Auditor, Outcome, Phase, new_operation, reason_of
 from strongroom.errors import AccessDeniedError, ConfigError
+from strongroom.layout import CheckpointName
 from strongroom.roles import Duty, Operation
 from strongroom.stores.base import Store
 from strongroom.stores.limited import LimitedStore, limited, unlimited
@@ -38,6 +40,12 @@ _DOES: Final = {
     Operation.LIST: "list",
     Operation.DELETE: "delete",
 }
+_TOLD_AS: Final = {
+    Operation.CREATE: Action.SAVE,
+    Operation.READ: Action.READ,
+    Operation.LIST: Action.LIST,
+    Operation.DELETE: Action.REMOVE,
+}
 _ANY: Final = Site(bucket="no-bucket")
 """For sessions that are narrowed to no bucket, and for those that ask a key service alone."""
 _DROPPED: Final = "the credentials for restoring were let go of before the first save"
@@ -53,6 +61,9 @@ class ActingRole:
         save: by whose credentials it saves, and whatever else follows from that.
         restore: by whose it restores; None: by the same.
         ends: when the role must not be used any more, as a grant says; None: it has no end.
+
+    Attributes:
+        auditor: is told of what the role refuses: each kind of thing once.
     """
 
     def __init__(
@@ -78,6 +89,8 @@ class ActingRole:
         self._opened: weakref.WeakSet[LimitedStore] = weakref.WeakSet()
         self._told: list[Callable[[], None]] = []
         self._is_dropped = False
+        self.auditor: Auditor = NO_AUDIT
+        self._refused: set[tuple[str, Duty, Operation, str]] = set()
 
     @property
     def name(self) -> str:
@@ -119,9 +132,13 @@ class ActingRole:
 
         def rule(operation: Operation, key: str) -> None:
             self._check_time()
-            self._rule(store.uri, operation, key, duty)
-            if operation is Operation.READ:
-                binding.check_reading(key)
+            try:
+                self._rule(store.uri, operation, key, duty)
+                if operation is Operation.READ:
+                    binding.check_reading(key)
+            except AccessDeniedError as error:
+                self._tell_refused(store.uri, operation, key, duty, error)
+                raise
 
         opened = limited(store, rule)
         self._own.add(opened)
@@ -182,6 +199,37 @@ class ActingRole:
         raise AccessDeniedError(
             f"{uri}: the role {self.name} may not {_DOES[operation]} {key or 'the root'} "
             f"({'restoring' if duty is Duty.RESTORE else 'saving'}); nothing was asked of the storage{then}"
+        )
+
+    def _tell_refused(
+        self, uri: str, operation: Operation, key: str, duty: Duty, error: AccessDeniedError
+    ) -> None:
+        """Record a refusal: once of each kind, since a writer that may not look finds so at every save."""
+        first, _, rest = key.partition("/")
+        name = CheckpointName.parse(first)
+        about = (uri, duty, operation, first if name is None else "step-*")
+        with self._lock:
+            if about in self._refused:
+                return
+            self._refused.add(about)
+        self.auditor.record(
+            Act(
+                action=_TOLD_AS[operation],
+                phase=Phase.FINISHED,
+                outcome=Outcome.DENIED,
+                operation=new_operation(),
+                root=uri,
+                run=self.run_id,
+                checkpoint=name,
+                path=rest or None if name is not None else None,
+                reason=reason_of(error),
+                details={
+                    "duty": duty.value,
+                    "key": key,
+                    "operation": operation.value,
+                    "role": self.name,
+                },
+            )
         )
 
     def drop(self, duty: Duty) -> None:

@@ -7,6 +7,7 @@ policy names, outside of the grant; a grant that names its own approvers would b
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strongroom import canonical
+from strongroom.auditing import NO_AUDIT, Action, Activity, Auditor
 from strongroom.canonical import MAX_INTEGER, Bounds
 from strongroom.digest import Digest, sha256_of
 from strongroom.errors import AccessDeniedError, ConfigError, FormatError, UnsupportedFormatError
@@ -220,6 +222,10 @@ class HeldGrant:
     Raises:
         ConfigError: it cannot be read, is malformed, is for something else, has too few approvers, or its
             time is over or has not begun.
+
+    Attributes:
+        use: that it was used; None: not yet.
+        auditor: has to have accepted that it is used, before it is.
     """
 
     def __init__(
@@ -258,18 +264,45 @@ class HeldGrant:
         if (problem := self._problem()) is not None:
             raise ConfigError(problem)
         self.use: GrantUse | None = None
+        self.auditor: Auditor = NO_AUDIT
+        self._process_id: int | None = None
+        self._is_end_told = False
 
     def check(self) -> None:
-        """Let the role be used now, and tell that it is: as a warning, once a process.
+        """Let the role be used now, and tell that it is: on record and as a warning, once a process.
 
         Raises:
             AccessDeniedError: the grant's time is over.
+            AuditError: it could not be put on record first, and the role is not used.
         """
         if (problem := self._problem()) is not None:
-            raise AccessDeniedError(problem)
+            error = AccessDeniedError(problem)
+            if not self._is_end_told:
+                self._is_end_told = True
+                self._activity().fail(error)
+            raise error
+        if self._process_id != os.getpid():
+            with self._activity() as activity:
+                activity.intend(self.grant.run, None)
+            self._process_id = os.getpid()
         if self.use is None:
             self.use = GrantUse(grant=self.grant, approvers=self.approvers, at_ms=self._now_ms())
             _tell(self.use)
+
+    def _activity(self) -> Activity:
+        return Activity(
+            self.auditor,
+            Action.BREAK_GLASS,
+            run=self.grant.run,
+            details={
+                "approvers": ",".join(self.approvers),
+                "grant": str(self.grant.digest),
+                "not_after_ms": self.grant.not_after_ms,
+                "role": self.grant.role,
+                "who": self.grant.who,
+                "why": self.grant.reason,
+            },
+        )
 
     @property
     def when(self) -> str:
