@@ -1,9 +1,6 @@
-"""Protection of checkpoints: the policy, sealing, signing, roles, and what a restore refuses.
+"""Protection of checkpoints: the policy, sealing, signing, roles, the audit log, and what a restore refuses."""
 
-The audit log is not in this release. A policy that asks for it is refused: a run that was meant to be
-protected never goes on without.
-"""
-
+from strongroom_security.audit import Audit
 from strongroom_security.policy import SecurityPolicy
 from strongroom_security.requirements import (
     AllOf,
@@ -22,6 +19,7 @@ __all__ = [
     "ActAs",
     "AllOf",
     "AnyOf",
+    "Audit",
     "RequireSigner",
     "Requirement",
     "Seal",

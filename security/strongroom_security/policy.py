@@ -24,6 +24,7 @@ from strongroom.errors import ConfigError
 from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing
+from strongroom_security.audit import Audit
 from strongroom_security.auditedsealing import AuditedSealing
 from strongroom_security.members import WrongMemberError
 from strongroom_security.role import ActAs
@@ -47,11 +48,6 @@ _LOG: Final = logging.getLogger("strongroom")
 
 _MAX_BYTES: Final = 1 << 20
 
-_NOT_YET: Final = {
-    "audit": "the audit log",
-}
-"""Sections that the format of the file has and this release cannot carry out."""
-
 _MEMBERS: Final = {
     "seal": ("recipients", "identities", "wrap", "unsealed", "timeout_s", "no_core_dumps"),
     "sign": ("key", "certificate", "passphrase", "timeout_s"),
@@ -67,6 +63,18 @@ _MEMBERS: Final = {
         "unsigned_launches",
     ),
     "role": ("name", "run", "launch", "save", "restore", "grant", "approvers"),
+    "audit": (
+        "sink",
+        "key",
+        "passphrase",
+        "spool",
+        "spool_bytes",
+        "seal_s",
+        "seal_events",
+        "intent_s",
+        "also",
+        "credentials",
+    ),
 }
 """What each section may say; for code there is more."""
 
@@ -74,6 +82,7 @@ _NEEDED: Final = {
     "seal": ("recipients", 'name who can open what is saved: recipients = ["file:kek.key"]'),
     "sign": ("key", 'name who signs what is saved: key = "file:signer.pem"'),
     "role": ("name", 'name the role that this process has: name = "trainer-writer"'),
+    "audit": ("sink", 'name where the log is: sink = "dir:audit"'),
 }
 """What a section cannot do without."""
 
@@ -91,7 +100,8 @@ class SecurityPolicy:
         signing: who signs. It comes from ``sign``.
         guard: what reading is held to. It comes from all of them.
         role: what this process may do to a root, and by whose credentials; None: no opinion. `ActAs` is one.
-        auditor: keeps the record of who touched what. It comes from ``audit``.
+        audit: who touched what goes on record; None: it does not.
+        auditor: keeps that record. It comes from ``audit``; give one only in its place.
     """
 
     digest: DigestAlgorithm | None = None
@@ -102,12 +112,19 @@ class SecurityPolicy:
     signing: Signing | None = field(init=False, default=None)
     guard: Guard = field(init=False, default=Guard())
     role: Role | None = None
+    audit: Audit | None = None
     auditor: Auditor = NO_AUDIT
 
     def __post_init__(self) -> None:
         if self.digest is not None:
             check_digest(self.digest)
         put = object.__setattr__
+        if self.audit is not None:
+            if self.auditor is not NO_AUDIT:
+                raise ConfigError("a policy has audit= or auditor=, and both were given; give audit= alone")
+            role = self.role if isinstance(self.role, ActAs) else None
+            signer = None if self.sign is None else self.sign.signer
+            put(self, "auditor", self.audit.auditor(signer=signer, role=role))
         if self.seal is not None:
             if self.sealing is not None:
                 raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
@@ -153,6 +170,8 @@ class SecurityPolicy:
             keys += [*self.seal.recipients, *self.seal.identities]
         if self.sign is not None:
             keys.append(self.sign.signer)
+        if self.audit is not None and self.audit.signer is not None:
+            keys.append(self.audit.signer)
         for key in keys:
             act_as = getattr(key, "act_as", None)
             if callable(act_as):
@@ -225,14 +244,6 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             "it says nothing, as a file that was cut short does; say what checkpoints must be, or use "
             "no policy"
         )
-    asked = [section for section in _NOT_YET if section in document]
-    if asked:
-        wanted = ", ".join(f"[{section}] ({_NOT_YET[section]})" for section in asked)
-        raise wrong(
-            f"it asks for {wanted}, which this release of Strongroom cannot do; it refuses to run without. "
-            f"Use a release that can, or take the section out if that is meant",
-            asked[0],
-        )
     known = ("digest", *_MEMBERS)
     unknown = next((member for member in document if member not in known), None)
     if unknown is not None:
@@ -260,6 +271,7 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             sign=Sign(**document["sign"], base=base) if "sign" in document else None,
             verify=Verify(**document["verify"], base=base) if "verify" in document else None,
             role=ActAs(**document["role"], base=base) if "role" in document else None,
+            audit=Audit(**document["audit"], base=base) if "audit" in document else None,
         )
     except WrongMemberError as error:
         raise wrong(str(error), error.section, error.member, element=error.element) from None

@@ -1,0 +1,68 @@
+"""When what is sent to a sink that fails: the pauses, and what is said about them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from random import uniform
+from typing import Final
+
+__all__ = ["Pace", "Teller"]
+
+_LOG: Final = logging.getLogger("strongroom")
+
+_FIRST_S: Final = 0.5
+_LONGEST_S: Final = 60.0
+_HURRIED_S: Final = 0.5
+"""The longest pause while somebody waits to read."""
+_TELL_AGAIN_S: Final = 300.0
+
+
+@dataclass
+class Pace:
+    """Tries to send one writer's segments.
+
+    Attributes:
+        failures: in a row.
+        next_s: before which it is not tried again, on the monotonic clock.
+    """
+
+    failures: int = 0
+    next_s: float = 0.0
+
+    def failed(self, *, in_a_hurry: bool) -> None:
+        self.failures += 1
+        pause_s = min(_LONGEST_S, _FIRST_S * 2 ** min(self.failures - 1, 10))
+        # Drawn anew each time: the ranks of a job must not come back all at once.
+        pause_s *= uniform(0.5, 1.0)  # noqa: S311 - no secret
+        self.next_s = time.monotonic() + (min(pause_s, _HURRIED_S) if in_a_hurry else pause_s)
+
+    def succeeded(self) -> None:
+        self.failures, self.next_s = 0, 0.0
+
+    def hurry(self) -> None:
+        self.next_s = min(self.next_s, time.monotonic() + _HURRIED_S)
+
+    def now(self) -> None:
+        self.next_s = 0.0
+
+
+class Teller:
+    """Says once that something fails, again every five minutes, and once that it works again."""
+
+    def __init__(self, fails: str, works: str) -> None:
+        self._fails = fails
+        self._works = works
+        self._told_s: float | None = None
+
+    def failing(self, why: object) -> None:
+        now = time.monotonic()
+        if self._told_s is None or now - self._told_s >= _TELL_AGAIN_S:
+            self._told_s = now
+            _LOG.warning("%s: %s", self._fails, why)
+
+    def working(self) -> None:
+        if self._told_s is not None:
+            self._told_s = None
+            _LOG.info("%s", self._works)

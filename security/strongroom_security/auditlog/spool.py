@@ -1,0 +1,236 @@
+"""Where segments wait on this machine until the sink has them: a folder for each writer, held by its process.
+
+::
+
+    <spool>/<sink>/<writer>/lock             locked (flock) for as long as the writer's process lives
+                            000001.jsonl     a segment that is closed and not yet in the sink
+                            000002.open      the one that is being written
+
+It owns names, rights and locks; what stands in a segment is not its business. A folder that nobody locks is a
+dead process's, and `Spool.orphans` hands it over to exactly one who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from strongroom_security.auditlog.lines import check_writer
+
+__all__ = ["Spool", "WriterFolder", "default_base", "temporary_base"]
+
+_LOCK: Final = "lock"
+_OPEN: Final = re.compile(r"([0-9]{6,9})\.open")
+_CLOSED: Final = re.compile(r"([0-9]{6,9})\.jsonl")
+_WRITER: Final = re.compile(r"[0-9a-f]{32}")
+_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+
+
+def default_base(environment: Mapping[str, str]) -> Path | None:
+    """Where spools are unless a policy says; None: the environment names no place that could be it."""
+    state = environment.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):
+        return Path(state) / "strongroom" / "audit"
+    home = environment.get("HOME", "")
+    return Path(home) / ".local" / "state" / "strongroom" / "audit" if os.path.isabs(home) else None
+
+
+def temporary_base() -> Path:
+    """Where spools are that have no better place: lost when the machine starts again."""
+    return Path(tempfile.gettempdir()) / f"strongroom-audit-{os.geteuid()}"
+
+
+class WriterFolder:
+    """One writer's folder, locked by this process. `release` lets it go."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path: Final = path
+        self.writer: Final = path.name
+        self._lock: int | None = lock
+
+    def open_path(self, number: int) -> Path:
+        return self.path / f"{number:06d}.open"
+
+    def closed_path(self, number: int) -> Path:
+        return self.path / f"{number:06d}.jsonl"
+
+    def create(self, number: int) -> int:
+        """Begin a segment's file; its descriptor, which every write appends by."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self.open_path(number), flags, _FILE_MODE)
+
+    def close_segment(self, number: int) -> None:
+        """Say that a segment's file is whole."""
+        self.open_path(number).rename(self.closed_path(number))
+
+    def put_closed(self, number: int, data: bytes) -> None:
+        """Put a closed segment where an open one stands, at once."""
+        place = self.path / f".{number:06d}.new"
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        place.rename(self.closed_path(number))
+        self.remove_open(number)
+
+    def remove(self, number: int) -> None:
+        """Forget a segment."""
+        self.closed_path(number).unlink(missing_ok=True)
+        self.remove_open(number)
+
+    def remove_open(self, number: int) -> None:
+        self.open_path(number).unlink(missing_ok=True)
+
+    def sync(self, number: int) -> None:
+        """Return once a segment is on stable storage, name included."""
+        path = self.closed_path(number)
+        for place in (path if path.exists() else self.open_path(number), self.path):
+            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def segments(self) -> list[tuple[int, bool]]:
+        """The numbers of its segments, in order, and whether each is closed."""
+        found: dict[int, bool] = {}
+        for name in os.listdir(self.path):
+            closed, is_open = _CLOSED.fullmatch(name), _OPEN.fullmatch(name)
+            if closed is not None:
+                found[int(closed[1])] = True
+            elif is_open is not None:
+                found.setdefault(int(is_open[1]), False)
+        return sorted(found.items())
+
+    def read(self, number: int, *, is_closed: bool) -> bytes:
+        return (self.closed_path(number) if is_closed else self.open_path(number)).read_bytes()
+
+    def release(self) -> None:
+        """Let it go; without segments it is removed. Fine when repeated."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        with contextlib.suppress(OSError):
+            if not self.segments():
+                for name in os.listdir(self.path):
+                    (self.path / name).unlink()
+                self.path.rmdir()
+        os.close(lock)
+
+    def disown(self) -> None:
+        """After a fork, in the child: the folder stays the parent's."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.close(lock)
+
+
+class Spool:
+    """The folders of all writers that wait for one sink.
+
+    Args:
+        base: the spool; it is made where it is not there.
+        sink: its URI.
+    """
+
+    def __init__(self, base: Path, sink: str) -> None:
+        self.path: Final = base / hashlib.sha256(sink.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._base = base
+
+    def prepare(self) -> None:
+        """Make the spool, and find out whether it can be written to.
+
+        Raises:
+            OSError: it cannot.
+        """
+        self._make()
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise PermissionError(f"{self.path} cannot be written to")
+
+    def begin(self, writer: str) -> WriterFolder:
+        """A new writer's folder, made and locked at once.
+
+        Raises:
+            OSError: it cannot be made. `FileExistsError`: there is one of this writer.
+        """
+        check_writer(writer)
+        self._make()
+        place = Path(tempfile.mkdtemp(prefix=".new-", dir=self.path))
+        try:
+            lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        except OSError:
+            place.rmdir()
+            raise
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only what is locked gets its name: nobody may take it for a dead process's in between.
+            target = self.path / writer
+            try:
+                place.rename(target)
+            except OSError as error:
+                if target.is_dir():
+                    raise FileExistsError(f"the spool has a writer {writer} already") from error
+                raise
+        except BaseException:
+            os.close(lock)
+            (place / _LOCK).unlink(missing_ok=True)
+            place.rmdir()
+            raise
+        return WriterFolder(target, lock)
+
+    def orphans(self) -> Iterator[WriterFolder]:
+        """The folders of processes that have died, one by one; each is locked, and to be released."""
+        try:
+            names = sorted(os.listdir(self.path))
+        except OSError:
+            return
+        for name in names:
+            folder = self._take(self.path / name) if _WRITER.fullmatch(name) else None
+            if folder is not None:
+                yield folder
+
+    def has_orphans(self) -> bool:
+        """Whether any process has left something here."""
+        for folder in self.orphans():
+            folder.release()
+            return True
+        return False
+
+    @staticmethod
+    def _take(path: Path) -> WriterFolder | None:
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)  # its process lives
+            return None
+        if os.fstat(lock).st_nlink == 0:
+            os.close(lock)  # somebody else was here, and is done with it
+            return None
+        return WriterFolder(path, lock)
+
+    def _make(self) -> None:
+        self._base.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        self.path.mkdir(mode=_MODE, exist_ok=True)
+        for folder in (self._base, self.path):
+            found = folder.stat()
+            # In a folder like /tmp others may make things, and remove none of ours.
+            is_shared = folder is self._base and found.st_mode & stat.S_ISVTX
+            if not is_shared and (found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022):
+                raise PermissionError(
+                    f"{folder} can be written by others, who could take events away before they are in the "
+                    f"log; have it for this user alone (chmod 700)"
+                )
