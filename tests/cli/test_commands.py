@@ -307,12 +307,12 @@ def test_what_cannot_be_read_is_unverified_and_not_damaged(
 ) -> None:
     from strongroom.stores import LocalStore
     from strongroom.testing import Fault, FaultyStore
-    from strongroom_cli import verify as command
+    from strongroom_cli import auditing
 
     def faulty(given: str, *_: object) -> FaultyStore:
         return FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED, lasting=True, only={"read_into"})
 
-    monkeypatch.setattr(command, "open_root", faulty)
+    monkeypatch.setattr(auditing, "open_root", faulty)
     done = strongroom("verify", root)
     assert done.status == 4
     assert "damaged" not in done.out
@@ -324,14 +324,12 @@ def test_what_cannot_be_read_is_unverified_and_not_damaged(
 def test_a_store_that_refuses_is_status_4(
     strongroom: Strongroom, root: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    import importlib
-
     from strongroom.stores import LocalStore
     from strongroom.testing import Fault, FaultyStore
+    from strongroom_cli import auditing
 
-    module = importlib.import_module(f"strongroom_cli.{command}")
     monkeypatch.setattr(
-        module, "open_root", lambda given, *_: FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED)
+        auditing, "open_root", lambda given, *_: FaultyStore(LocalStore(given), fail_at=1, fault=Fault.DENIED)
     )
     done = strongroom(command, root)
     assert (done.status, done.out) == (4, "")
