@@ -54,6 +54,8 @@ MAX_SEGMENT_LINES: Final = 100_000
 MAX_SEGMENT_BYTES: Final = 256 << 20
 """What is read of one object of a sink."""
 
+_DECODER: Final = json.JSONDecoder()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterKey:
@@ -424,7 +426,7 @@ class _Reader:
             else:
                 if len(line) > MAX_LINE_BYTES:
                     raise FormatError(f"it has {len(line)} bytes; at most {MAX_LINE_BYTES} are read")
-                value = json.loads(line)
+                value = _DECODER.decode(line.decode("utf-8"))
             if not isinstance(value, dict):
                 raise FormatError("it is no JSON object")
         except (FormatError, ValueError, RecursionError) as error:

@@ -1,0 +1,135 @@
+"""What a sink holds: its segments by name, and their bytes. It asks the store, and judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from strongroom.errors import FormatError, ObjectNotFoundError
+from strongroom.parallel import run_all
+from strongroom.stores.base import ObjectInfo, Store
+from strongroom.stores.offers import Detailing, tuning_of
+from strongroom_security.auditlog.lines import parse_segment_key
+from strongroom_security.auditlog.segments import MAX_SEGMENT_BYTES
+
+__all__ = ["SEGMENTS", "Listing", "list_segments", "read_segments"]
+
+SEGMENTS: Final = "segments"
+"""The folder that writers create in, and nobody else."""
+
+_AHEAD: Final = 4
+"""Segments that are read for each request that is under way at once, before the first is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The segments of a sink at one moment.
+
+    Attributes:
+        segments: by key, in the order of runs, hours, writers and numbers.
+        strays: what lies among them and is none.
+    """
+
+    segments: Mapping[str, ObjectInfo]
+    strays: tuple[str, ...] = ()
+
+    def of_run(self, run: str | None) -> Listing:
+        """The same, of one run alone; None: of all."""
+        if run is None:
+            return self
+        begins = f"{SEGMENTS}/{run}/"
+        return Listing(
+            segments={key: info for key, info in self.segments.items() if key.startswith(begins)},
+            strays=tuple(key for key in self.strays if key.startswith(begins)),
+        )
+
+
+def list_segments(store: Store) -> Listing:
+    """What there is, such that of no writer a segment is missed that came before one that is listed.
+
+    A listing is no moment: a writer may add two segments while it goes on, and only the later one be seen.
+    Where it looks like that it is listed once more, and what was not there the first time is left out unless
+    it came before something that was.
+
+    Raises:
+        StoreError: the sink could not be listed.
+    """
+    found = _list(store)
+    if not _has_gaps(found):
+        return found
+    highest: dict[str, int] = {}
+    for key in found.segments:
+        writer, number = _writer_of(key)
+        highest[writer] = max(number, highest.get(writer, 0))
+    again = _list(store)
+    return Listing(
+        segments={
+            key: info
+            for key, info in again.segments.items()
+            if key in found.segments or _writer_of(key)[1] < highest.get(_writer_of(key)[0], 0)
+        },
+        strays=again.strays,
+    )
+
+
+def read_segments(store: Store, keys: Sequence[str]) -> Iterator[tuple[str, bytes | str]]:
+    """Segments' bytes, in the order asked for, some of them at once where the store likes that.
+
+    Yields:
+        a key, and the bytes, or in words why there are none: it is no more, or too long.
+
+    Raises:
+        StoreError: one could not be read.
+    """
+    looks = tuning_of(store).looks
+    step = 1 if looks <= 1 else looks * _AHEAD
+    for first in range(0, len(keys), step):
+        some = keys[first : first + step]
+        read = run_all([partial(_read, store, key) for key in some], workers=looks, name="audit-read")
+        yield from zip(some, read, strict=True)
+
+
+def _read(store: Store, key: str) -> bytes | str:
+    try:
+        return store.read(key, limit_bytes=MAX_SEGMENT_BYTES)
+    except ObjectNotFoundError:
+        return "it is there no more"
+    except FormatError as error:
+        return str(error)
+
+
+def _list(store: Store) -> Listing:
+    found = dict(store.details(SEGMENTS) if isinstance(store, Detailing) else _walk(store, SEGMENTS))
+    return Listing(
+        segments={key: found[key] for key in sorted(found) if parse_segment_key(key) is not None},
+        strays=tuple(key for key in sorted(found) if parse_segment_key(key) is None),
+    )
+
+
+def _walk(store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
+    for name in store.list_names(prefix):
+        key = f"{prefix}/{name}"
+        if name.endswith("/"):
+            yield from _walk(store, key.removesuffix("/"))
+            continue
+        try:
+            yield key, store.stat(key)
+        except ObjectNotFoundError:
+            continue
+
+
+def _has_gaps(listing: Listing) -> bool:
+    counts: dict[str, int] = {}
+    highest: dict[str, int] = {}
+    for key in listing.segments:
+        writer, number = _writer_of(key)
+        counts[writer] = counts.get(writer, 0) + 1
+        highest[writer] = max(number, highest.get(writer, 0))
+    return any(counts[writer] < highest[writer] for writer in counts)
+
+
+def _writer_of(key: str) -> tuple[str, int]:
+    parts = parse_segment_key(key)
+    return ("", 0) if parts is None else (parts[2], parts[3])
