@@ -1,4 +1,4 @@
-"""Proofs for whoever has no log at hand, by C2SP tlog-proof: an entry is in the tree of a signed head. Pure."""
+"""Proofs for whoever has no log at hand, by C2SP tlog-proof: an entry is in a signed tree. Pure."""
 
 from __future__ import annotations
 

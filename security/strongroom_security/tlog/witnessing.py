@@ -81,9 +81,8 @@ class Witness:
 
         Raises:
             StoreUnavailableError: it could not be reached, or answered by an error of its own.
-            StoreError: it refused.
-            IntegrityError: it has cosigned a larger tree than this log's, or a signature does not hold.
-            FormatError: its answer is none of the protocol's.
+            StoreError: it refused, or its answer is none of the protocol's, or no signature of its key.
+            IntegrityError: it has cosigned a larger tree than this log's.
         """
         for _ in range(_TRIES):
             status, answer = self._post(request_body(old_size, prove(old_size), note))
@@ -125,18 +124,21 @@ class Witness:
     def _verified(self, answer: bytes, note: Note, keys: tuple[VerifierKey, ...]) -> list[Verified]:
         what = f"the answer of the witness {self.url}"
         if len(answer) > _MAX_ANSWER_BYTES:
-            raise FormatError(f"{what} has more than {_MAX_ANSWER_BYTES} bytes")
+            raise StoreError(f"{what} has more than {_MAX_ANSWER_BYTES} bytes")
         try:
             lines = answer.decode("utf-8").split("\n")
         except UnicodeDecodeError:
-            raise FormatError(f"{what} is not UTF-8") from None
+            raise StoreError(f"{what} is not UTF-8") from None
         if lines.pop() != "" or not lines:
-            raise FormatError(f"{what} is not made of signature lines")
+            raise StoreError(f"{what} is not made of signature lines")
         found: list[Verified] = []
-        for signature in [NoteSignature.parse(line, what) for line in lines]:
+        for signature in _signatures(lines, what):
             for key in keys:
                 if key.matches(signature) and all(each.key != key for each in found):
-                    stamp_s = key.check(note.text, signature.value)
+                    try:
+                        stamp_s = key.check(note.text, signature.value)
+                    except IntegrityError as error:
+                        raise StoreError(f"{what}: {error}") from error
                     found.append(Verified(key=key, signature=signature, stamp_s=stamp_s))
         return found
 
@@ -145,8 +147,11 @@ class Witness:
         try:
             text = answer[:64].decode("ascii")
         except UnicodeDecodeError:
-            raise FormatError(f"{what} is not a number") from None
-        return parse_decimal(text.removesuffix("\n"), what)
+            raise StoreError(f"{what} is not a number") from None
+        try:
+            return parse_decimal(text.removesuffix("\n"), what)
+        except FormatError as error:
+            raise StoreError(str(error)) from error
 
     def _refused(self, status: int, answer: bytes) -> StoreError:
         told = answer[:200].decode("ascii", "replace").strip()
@@ -158,3 +163,10 @@ class Witness:
         if status >= 500 or status == 429:
             return StoreUnavailableError(f"{answered}; try again later")
         return StoreError(answered)
+
+
+def _signatures(lines: list[str], what: str) -> list[NoteSignature]:
+    try:
+        return [NoteSignature.parse(line, what) for line in lines]
+    except FormatError as error:
+        raise StoreError(str(error)) from error
