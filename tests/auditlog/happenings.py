@@ -1,4 +1,4 @@
-"""Events as they stand in a log, for tests of what is made of them: spelled as a log spells them, and read back."""
+"""Events as they stand in a log, for tests of what is made of them: spelled as a log does, and read back."""
 
 from __future__ import annotations
 

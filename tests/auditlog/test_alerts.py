@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from happenings import DAY, HOUR, MINUTE, NOW, RUN, SECOND, TRAINER, VALIDATOR, Log, name
+
 from strongroom.auditing import Action, Outcome, Phase
 from strongroom.errors import ConfigError
 from strongroom_security.auditlog.alerting.settings import SECTIONS
@@ -64,7 +65,7 @@ def test_nothing_on_record_alerts_nobody() -> None:
     assert alerts_of(Log()) == []
 
 
-# ------------------------------------------------------------------------------------------------ removed-fast
+# -------------------------------------------------------------------------------------------- removed-fast
 
 
 def test_removing_faster_than_the_run_usually_does_is_told_with_its_numbers() -> None:
@@ -115,7 +116,7 @@ def test_a_launch_that_leaves_many_checkpoints_behind_is_told() -> None:
     assert "removed-fast" not in names_of(few)
 
 
-# -------------------------------------------------------------------------------------------- validator-silent
+# ---------------------------------------------------------------------------------------- validator-silent
 
 
 def silent(commits: int, *, validated: bool = True, every: int = MINUTE) -> Log:
@@ -154,7 +155,7 @@ def test_a_trainers_own_restore_is_no_validation() -> None:
     assert "validator-silent" not in names_of(log, named)
 
 
-# ---------------------------------------------------------------------------------------------- unusual-reader
+# ------------------------------------------------------------------------------------------ unusual-reader
 
 
 def test_a_reader_who_never_read_this_run_is_told_with_where_from() -> None:
@@ -197,7 +198,7 @@ def test_a_run_that_has_hardly_been_read_has_no_unusual_readers() -> None:
     assert "unusual-reader" not in names_of(log)
 
 
-# ------------------------------------------------------------------------------------------------ denied-burst
+# -------------------------------------------------------------------------------------------- denied-burst
 
 
 def test_a_burst_of_denials_is_told_of_whoever_it_is() -> None:
@@ -224,7 +225,7 @@ def test_denials_that_come_slowly_or_of_many_are_no_burst() -> None:
     assert "denied-burst" not in names_of(log)
 
 
-# ----------------------------------------------------------------------------------------------- saves-stopped
+# ------------------------------------------------------------------------------------------- saves-stopped
 
 
 def test_a_run_whose_saves_stopped_is_told() -> None:
@@ -241,7 +242,7 @@ def test_a_run_that_stopped_long_ago_is_let_rest() -> None:
     assert "saves-stopped" not in names_of(usual_run(until=NOW - 8 * DAY))
 
 
-# ------------------------------------------------------------------------------------------------- break-glass
+# --------------------------------------------------------------------------------------------- break-glass
 
 
 def test_each_use_of_a_grant_is_told_once() -> None:
@@ -263,7 +264,7 @@ def test_each_use_of_a_grant_is_told_once() -> None:
     assert all("used by 111122223333:role/validator-reader from 192.0.2.2" in alert.reason for alert in found)
 
 
-# ------------------------------------------------------------------------------------------------- log-trouble
+# --------------------------------------------------------------------------------------------- log-trouble
 
 
 def test_lost_events_are_told_with_how_many() -> None:
@@ -292,7 +293,7 @@ def test_a_writer_that_fell_silent_without_an_end_is_told_once() -> None:
     assert "log-trouble" not in names_of(earlier)  # whoever asked yesterday was told
 
 
-# ------------------------------------------------------------------------------------------------ failed-saves
+# -------------------------------------------------------------------------------------------- failed-saves
 
 
 def test_saves_that_fail_in_a_row_are_told_however_many_ranks_tell_of_each() -> None:
@@ -337,7 +338,7 @@ def test_commits_that_were_found_later_are_told() -> None:
     assert "failed-saves" not in names_of(log)
 
 
-# ------------------------------------------------------------------------------------------------- the settings
+# --------------------------------------------------------------------------------------------- the settings
 
 
 def test_every_rule_has_a_section_and_can_be_turned_off() -> None:
@@ -351,7 +352,7 @@ def test_every_rule_has_a_section_and_can_be_turned_off() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
+    (
         ("[brake-glass]\n", r"rules\.toml:1: there is no rule 'brake-glass'; expected one of removed-fast"),
         ("[denied-burst]\nminutes = 5\nmany = 3\n", r"rules\.toml:3: \[denied-burst\] has no member 'many'"),
         ("\n[denied-burst]\ndenials = 0\n", r"rules\.toml:3: .*expected a whole number from 1, got 0"),
@@ -362,7 +363,7 @@ def test_every_rule_has_a_section_and_can_be_turned_off() -> None:
         ('[unusual-reader]\nroles = "a"\n', r":2: .*expected a list of texts"),
         ("denied-burst = 3\n", r":1: a rule is a section: write \[denied-burst\]"),
         ("[denied-burst\n", r"rules\.toml is not TOML"),
-    ],
+    ),
 )
 def test_a_wrong_setting_is_told_with_its_line(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):

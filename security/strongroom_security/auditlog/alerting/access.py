@@ -170,11 +170,8 @@ def log_trouble(events: Events, settings: LogTrouble, period: Period) -> list[Al
         lasts[writer_of(event)] = event
         if event.action != Action.AUDIT.value or not period.holds(event.time):
             continue
-        lost = sum(
-            number
-            for name, number in event.details.items()
-            if name.startswith("lost") and type(number) is int
-        )
+        told = event.details.get("lost_events")
+        lost = told if type(told) is int else 0
         if lost or event.outcome in (Outcome.FAILURE.value, Outcome.DENIED.value):
             what = f"{lost} events were lost" if lost else f"the log tells of {event.outcome}"
             why = event.reason or "no reason told"

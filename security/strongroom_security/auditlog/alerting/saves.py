@@ -68,9 +68,8 @@ def removed_fast(events: Events, settings: RemovedFast, period: Period) -> list[
             if event.details.get("kind") == "orphan" or name in seen.removed:
                 continue
             seen.removed.add(name)
-            if period.holds(event.time) and seen.commits.get(name) == max(
-                seen.commits.values(), default=None
-            ):
+            is_newest = name in seen.commits and seen.commits[name] == max(seen.commits.values())
+            if is_newest and period.holds(event.time):
                 reason = (
                     f"the newest checkpoint on record, {name}, was removed by {actor_of(event)}, which "
                     "retention never does"

@@ -36,7 +36,7 @@ _TIME: Final = re.compile(
 # In English whatever this machine's language is.
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _QUOTES: Final = 6
-"""Of the request, the referrer and the program; more are the client's own."""
+"""Of the request, the referrer and the program, as S3 writes them; others may be the client's own."""
 
 _LOOKED_AT: Final = frozenset(
     [
@@ -96,8 +96,8 @@ def access_of_line(line: str, source: str) -> Access | None:
     uri = _URI.match(line, head.end())
     answer = _ANSWER.match(line, uri.end()) if uri is not None else None
     client = _CLIENT.fullmatch(line, answer.end()) if answer is not None else None
-    is_odd = line.count('"') > _QUOTES
-    if not is_odd and (answer is None or client is None):
+    is_odd = line.count('"') != _QUOTES
+    if client is None and line.count('"') <= _QUOTES:
         raise FormatError(f"{source} is no line of a server access log: what follows its key is not as told")
     operation, key = head["operation"], head["key"]
     kind = kind_of(operation, has_key=key != "-")

@@ -282,7 +282,7 @@ class _Joining:
             return self._by_identity(access, asked, has_request=True), asked
         folder = _folder(where)
         known = self._candidates(access, where, folder)
-        if not known and (folder is None or access.kind is AccessKind.LOOK or _is_small(where)):
+        if not known and _is_at_large(access.kind, where, folder):
             known = self._at_large(access)
         if not known:
             observed = folder is not None and self._operations.is_observed(folder)
@@ -419,6 +419,14 @@ def _does(operation: Operation, kind: AccessKind, where: str) -> bool:
     if kind is AccessKind.SIGN:
         return action in _SAVING or action == Action.SIGN.value
     return action in _SAVING or action in _CHANGING
+
+
+def _is_at_large(kind: AccessKind, where: str, folder: str | None) -> bool:
+    """Whether any operation on the run may do such a thing to an object, whatever checkpoint it is about."""
+    if folder is None:
+        # What makes a root this run's is written once, and nothing of ours removes it.
+        return not (kind is AccessKind.DELETE and where == layout.RUN)
+    return kind is AccessKind.LOOK or (kind is AccessKind.READ and _is_small(where))
 
 
 def _is_small(where: str) -> bool:
