@@ -18,7 +18,7 @@ from strongroom_cli.words import printable
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
-__all__ = ["ACTIONS", "UNRECORDED", "activity_of", "end", "open_store_of", "policy_of"]
+__all__ = ["ACTIONS", "UNRECORDED", "activity_of", "end", "leave", "open_store_of", "policy_of"]
 
 ACTIONS: Final[dict[tuple[str, str | None], Action]] = {
     ("export", None): Action.EXPORT,
@@ -54,6 +54,9 @@ UNRECORDED: Final[dict[str, str]] = {
     "audit": "it is about the log itself, and tells what it does there by itself",
 }
 """Commands that are on record by other ways than this, and which."""
+
+_LEAVING_S: Final = 5.0
+"""How long a command's end waits at most until its record is in the sink, or safe on this machine."""
 
 _BEFORE_A_POLICY: Final = {
     ("keys", "init"),
@@ -114,3 +117,9 @@ def end(activity: Activity, status: int) -> None:
         activity.succeed()
     else:
         activity.conclude(Outcome.FAILURE, f"exit status {status}")
+
+
+def leave(policy: Policy | None) -> None:
+    """See the record out of this process's hands: a command records nothing more."""
+    if policy is not None and policy.auditor.is_on:
+        policy.auditor.close(within_s=_LEAVING_S)

@@ -50,6 +50,11 @@ def add_keys(
         "--passphrase", metavar="SOURCE", help="encrypt a key that signs: env:NAME or file:PATH"
     )
     init.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    init.add_argument(
+        "--security",
+        metavar="FILE",
+        help="the policy file, by whose [audit] this is put on record (default: as STRONGROOM_CONFIG says)",
+    )
 
     listed = command(verbs, "list", "list keyrings, and who can open by them")
     _add_step(listed, natural)

@@ -138,9 +138,12 @@ def _carry_out(options: argparse.Namespace) -> int:
     # By every command, before anything is read: a policy that cannot be had is never passed over.
     options.policy = policy = auditing.policy_of(options)
     options.guard = policy.guard if policy is not None else NO_GUARD
-    with auditing.activity_of(options, policy) as options.activity:
-        status = run(options)
-        auditing.end(options.activity, status)
+    try:
+        with auditing.activity_of(options, policy) as options.activity:
+            status = run(options)
+            auditing.end(options.activity, status)
+    finally:
+        auditing.leave(policy)
     return status
 
 

@@ -31,7 +31,10 @@ def add_trust(commands: Any) -> None:
         "--threshold", metavar="N", type=_number, default=1, help="roots that must have signed (default: 1)"
     )
 
+    _add_policy(show)
+
     init = _verb(verbs, "init", "begin a list, in a file that did not exist")
+    _add_policy(init)
     _add_signing(init)
 
     add = _verb(verbs, "add-key", "list a key, or with --replace change its name and window")
@@ -109,8 +112,8 @@ def _add_policy(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--security",
         metavar="FILE",
-        help="the policy file, by whose floor an older list is refused and by which --up-to is verified "
-        "(default: as STRONGROOM_CONFIG says)",
+        help="the policy file: by its floor an older list is refused, by it --up-to is verified, and by its "
+        "[audit] this is put on record (default: as STRONGROOM_CONFIG says)",
     )
 
 
