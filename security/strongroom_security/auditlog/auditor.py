@@ -301,6 +301,9 @@ class _Process:
         self._wait_for_all(until)
 
     def close(self, until: float) -> None:
+        if self._lost:
+            # What goes into the sink makes the room in which to say that something was lost.
+            self.secure(time.monotonic() + max(0.0, (until - time.monotonic()) / 2))
         self._tell_what_was_lost()
         with self._changed:
             self._is_closing = True
@@ -332,7 +335,7 @@ class _Process:
         with self._changed:
             tries = self._failed_tries
             for writer in self._all_writers():
-                self._pace(writer).now()
+                self._pace(writer).hurry()
             self._has_work = True
             self._changed.notify_all()
 

@@ -174,7 +174,8 @@ def _keep(folder: WriterFolder, number: int, data: bytes) -> None:
 def _read(writer: str, number: int, data: bytes) -> SegmentReading | None:
     """A segment, under the key that its first line says; None: that line is no such line."""
     key = segment_key(None, "00000000T00", writer, number)
-    opened = read_segment(key, data.partition(b"\n")[0] + b"\n").opened
+    first, is_whole, _ = data.partition(b"\n")
+    opened = read_segment(key, first + is_whole).opened
     if opened is None or opened.writer != writer or opened.segment != number:
         return None
     return read_segment(segment_key(opened.run, hour_of(opened.time), writer, number), data)

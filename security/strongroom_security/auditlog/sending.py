@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from random import uniform
@@ -16,6 +17,7 @@ _FIRST_S: Final = 0.5
 _LONGEST_S: Final = 60.0
 _HURRIED_S: Final = 0.5
 """The longest pause while somebody waits to read."""
+_AT_ONCE_S: Final = 0.05
 _TELL_AGAIN_S: Final = 300.0
 
 
@@ -30,22 +32,22 @@ class Pace:
 
     failures: int = 0
     next_s: float = 0.0
+    _failed_s: float = -math.inf
 
     def failed(self, *, in_a_hurry: bool) -> None:
         self.failures += 1
+        self._failed_s = time.monotonic()
         pause_s = min(_LONGEST_S, _FIRST_S * 2 ** min(self.failures - 1, 10))
         # Drawn anew each time: the ranks of a job must not come back all at once.
         pause_s *= uniform(0.5, 1.0)  # noqa: S311 - no secret
-        self.next_s = time.monotonic() + (min(pause_s, _HURRIED_S) if in_a_hurry else pause_s)
+        self.next_s = self._failed_s + (min(pause_s, _HURRIED_S) if in_a_hurry else pause_s)
 
     def succeeded(self) -> None:
         self.failures, self.next_s = 0, 0.0
 
     def hurry(self) -> None:
-        self.next_s = min(self.next_s, time.monotonic() + _HURRIED_S)
-
-    def now(self) -> None:
-        self.next_s = 0.0
+        """Somebody waits: try at once, unless that was just done."""
+        self.next_s = min(self.next_s, self._failed_s + _AT_ONCE_S)
 
 
 class Teller:

@@ -162,7 +162,8 @@ class RunWriter:
     def open_next(self) -> None:
         """Begin the next segment before its first event, so that a dead process leaves one to be closed."""
         with self._lock:
-            if not self.has_ended and self._current is None and not self.certifying.is_lacking:
+            has_begun = self._chain.segment > 0 and not self.has_ended
+            if has_begun and self._current is None and not self.certifying.is_lacking:
                 self._open()
 
     def seal(self, *, is_last: bool = False, at_least: int = 1) -> bool:
@@ -173,6 +174,9 @@ class RunWriter:
         """
         with self._lock:
             if self.has_ended:
+                return False
+            if is_last and not self._chain.segment:
+                self.has_ended = True  # it never began
                 return False
             if is_last:
                 if self._current is not None and self._could_be_certified(self._current):
