@@ -22,6 +22,7 @@ from strongroom.errors import (
     IntegrityError,
     StrongroomError,
 )
+from strongroom_cli.audit_arguments import add_audit
 from strongroom_cli.export_arguments import add_export
 from strongroom_cli.gc_arguments import add_gc
 from strongroom_cli.keys_arguments import add_keys
@@ -246,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     add_trust(commands)
     add_floor(commands)
     add_roles(commands)
+    add_audit(commands)
     return parser
 
 

@@ -1,0 +1,339 @@
+"""``strongroom audit query``: who read a checkpoint, when and from where; and what happened to a run."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from strongroom import layout
+from strongroom.config import SYSTEM_CLOCK, Policy
+from strongroom.errors import CheckpointNotFoundError, ConfigError, FormatError, ObjectNotFoundError
+from strongroom.manifest import RUN_BOUNDS, Run, check_run_id
+from strongroom.roles import Duty, open_root
+from strongroom_cli import words
+from strongroom_cli.audit_arguments import READS as READING
+from strongroom_cli.audit_arguments import WRITES as WRITING
+from strongroom_cli.audit_log import asked, open_index, sink_of
+from strongroom_cli.console import line, new_console, new_table, print_json
+from strongroom_security.auditlog.index import IndexCounts
+from strongroom_security.auditlog.queries import (
+    READS,
+    WRITES,
+    Entry,
+    Operation,
+    Question,
+    ask_events,
+    ask_operations,
+)
+
+__all__ = ["run"]
+
+_COLUMNS: Final = (
+    "time",
+    "ended",
+    "action",
+    "phase",
+    "outcome",
+    "user",
+    "identity",
+    "role",
+    "host",
+    "ip",
+    "pid",
+    "rank",
+    "run",
+    "launch",
+    "step",
+    "attempt",
+    "path",
+    "root",
+    "reason",
+    "operation",
+    "sequenced",
+    "doubtful",
+    "events",
+)
+"""Of a CSV file; the same for events and for operations."""
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet would carry out."""
+
+_STYLES: Final = {"denied": "bold red", "failure": "red", "success": "green", "unknown": "yellow"}
+_REASON_CHARS: Final = 80
+
+_Row = Entry | Operation
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; the exit status."""
+    sink = sink_of(options, options.policy)
+    question = _question(options)
+    options.activity.about(root=sink.uri, run=question.run)
+    options.activity.note(**_told(options))
+    limit = None if options.limit == 0 else options.limit + 1
+
+    def ask() -> tuple[list[_Row], IndexCounts]:
+        rows: list[_Row] = []
+        if options.all:
+            rows += ask_events(index, question, limit=limit)
+        else:
+            rows += ask_operations(index, question, limit=limit)
+        return rows, index.counts()
+
+    with open_index(options, sink) as index:
+        (rows, counts), refreshed = asked(options, index, sink, ask)
+    has_more = options.limit > 0 and len(rows) > options.limit
+    rows = rows[: options.limit] if has_more else rows
+    if options.csv is not None:
+        _write_csv(Path(options.csv), rows)
+    if options.json:
+        print_json(
+            {
+                "all": options.all,
+                "has_more": has_more,
+                "index": counts.to_json(),
+                "refreshed": refreshed is not None,
+                "rows": [_json_of(row) for row in rows] if options.csv is None else len(rows),
+                "run": question.run,
+                "since": question.since_ms,
+                "sink": sink.uri,
+                "step": question.step,
+                "until": question.until_ms,
+            }
+        )
+    else:
+        _print(new_console(), options, question, rows, counts, has_more=has_more)
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------- the question
+
+
+def _question(options: argparse.Namespace) -> Question:
+    now_ms = SYSTEM_CLOCK.now_ms()
+    run_id, step = options.run, None
+    if options.checkpoint is not None:
+        run_id, step = options.checkpoint[0], _step(options.checkpoint[1])
+    actions, or_intended = frozenset[str](), False
+    wanted: frozenset[str] | None = options.action
+    if wanted is None and step is not None and not options.all:
+        wanted = frozenset([READING])
+    if wanted is not None:
+        or_intended = READING in wanted
+        actions = wanted - {READING, WRITING}
+        actions |= READS if READING in wanted else frozenset()
+        actions |= WRITES if WRITING in wanted else frozenset()
+    return Question(
+        run=None if run_id is None else _run_of(run_id, options.policy),
+        step=step,
+        launch=options.launch,
+        since_ms=_ms(options.since, now_ms),
+        until_ms=_ms(options.until, now_ms),
+        actor=options.actor,
+        host=options.host,
+        role=options.role,
+        actions=actions,
+        or_intended=or_intended,
+        outcomes=options.outcome or frozenset(),
+    )
+
+
+def _step(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise ConfigError(f"--checkpoint takes a root and a step, and {text!r:.40} is no step")
+    return int(text)
+
+
+def _ms(moment: tuple[str, int] | None, now_ms: int) -> int | None:
+    if moment is None:
+        return None
+    kind, ms = moment
+    return now_ms - ms if kind == "now" else ms
+
+
+def _run_of(text: str, policy: Policy | None) -> str:
+    """The id of a run that is named by its root, or by its id.
+
+    Raises:
+        CheckpointNotFoundError: no run's root is there.
+        FormatError: what stands there is none.
+    """
+    if "/" not in text and not Path(text).is_dir():
+        try:
+            return check_run_id(text)
+        except FormatError as error:
+            raise ConfigError(f"{text!r:.100} is neither a run's id nor its root: {error}") from None
+    store = open_root(text, policy, Duty.RESTORE)
+    try:
+        data = store.read(layout.RUN, limit_bytes=RUN_BOUNDS.length_bytes)
+    except ObjectNotFoundError:
+        raise CheckpointNotFoundError(
+            f"{store.uri} is no run's root: it has no {layout.RUN}; where the run is gone, name it by its id"
+        ) from None
+    return Run.decode(data, layout.RUN).run
+
+
+def _told(options: argparse.Namespace) -> dict[str, str]:
+    """What was asked, for the record of who asks."""
+    named = ("checkpoint", "run", "launch", "actor", "host", "role", "action", "outcome", "since", "until")
+    found = {}
+    for name in named:
+        value = getattr(options, name)
+        if value is not None:
+            several = sorted(value) if isinstance(value, frozenset) else value
+            found[f"asked_{name}"] = (
+                " ".join(map(str, several)) if isinstance(several, list | tuple) else str(several)
+            )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the answer
+
+
+def _json_of(row: _Row) -> dict[str, Any]:
+    return row.to_json()
+
+
+def _print(
+    console: Console,
+    options: argparse.Namespace,
+    question: Question,
+    rows: Sequence[_Row],
+    counts: IndexCounts,
+    *,
+    has_more: bool,
+) -> None:
+    if options.csv is not None:
+        console.print(line("wrote ", (options.csv, "bold"), f": {words.count(len(rows), 'row')}"))
+    elif rows:
+        _print_table(console, question, rows)
+        console.print()
+    else:
+        console.print(line("nothing of that is on record"))
+    if has_more:
+        console.print(line((f"there are more than these {len(rows):,}; see --limit", "yellow")))
+    console.print(
+        line(
+            (
+                f"of {words.count(counts.events, 'event')} in the log, {counts.sequenced:,} are in its tree",
+                "dim",
+            ),
+            (f", and {counts.events - counts.sequenced:,} are unproven", "yellow")
+            if counts.sequenced < counts.events
+            else "",
+            ("; 'strongroom audit verify' tells whether it is as it was written", "dim"),
+        ),
+        soft_wrap=True,
+    )
+    doubtful = [
+        f"{words.count(number, 'segment')} {what}"
+        for number, what in (
+            (counts.damaged, "damaged"),
+            (counts.changed, "changed since it was first read"),
+            (counts.removed, "removed"),
+        )
+        if number
+    ]
+    if doubtful:
+        console.print(line((f"the log was touched: {'; '.join(doubtful)}", "bold red")), soft_wrap=True)
+
+
+def _print_table(console: Console, question: Question, rows: Sequence[_Row]) -> None:
+    columns: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "TIME (UTC)": lambda row: _utc(row["time"]),
+        "ACTION": lambda row: line(row["action"]),
+        "OUTCOME": lambda row: line((_outcome(row), _STYLES.get(row["outcome"], ""))),
+        "WHO": lambda row: line(row["identity"] or row["user"]),
+        "ROLE": lambda row: line(row["role"] or words.NOTHING),
+        "FROM": lambda row: line(row["host"] + (f" ({row['ip']})" if row["ip"] else "")),
+        "RUN": lambda row: line(row["run"] or words.NOTHING),
+        "STEP": lambda row: words.NOTHING if row["step"] is None else str(row["step"]),
+        "RANK": lambda row: words.NOTHING if row["rank"] is None else str(row["rank"]),
+        "": lambda row: line(*_remarks(row)),
+    }
+    if question.run is not None:
+        del columns["RUN"]
+    if question.step is not None:
+        del columns["STEP"]
+    flat = [_flat(row) for row in rows]
+    for name, member in (("ROLE", "role"), ("RANK", "rank")):
+        if all(row[member] is None for row in flat):
+            del columns[name]
+    table = new_table(*columns, right=("STEP", "RANK"))
+    for row in flat:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    console.print(table)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    if row["outcome"] != "unknown":
+        return str(row["outcome"])
+    return str(row["phase"]) if row["phase"] else "no end on record"
+
+
+def _remarks(row: dict[str, Any]) -> list[str | tuple[str, str]]:
+    found: list[str | tuple[str, str]] = []
+    if row["doubtful"]:
+        found.append(("in a segment that was touched ", "bold red"))
+    elif not row["sequenced"]:
+        found.append(("unproven ", "yellow"))
+    if row["path"]:
+        found.append(f"{row['path']} ")
+    if row["reason"]:
+        found.append(words.shortened(row["reason"], _REASON_CHARS))
+    return found
+
+
+def _flat(row: _Row) -> dict[str, Any]:
+    """A row by the names of the columns."""
+    found = row.to_json()
+    if isinstance(row, Entry):
+        found.update(ended=None, sequenced=row.leaf is not None, events=[found["id"]])
+    else:
+        found.update(time=found["begun"], phase=None)
+    return found
+
+
+def _write_csv(path: Path, rows: Sequence[_Row]) -> None:
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(_COLUMNS)
+            for row in rows:
+                found = _flat(row)
+                for moment in ("time", "ended"):
+                    found[moment] = "" if found[moment] is None else _iso(found[moment])
+                found["events"] = " ".join(found["events"])
+                table.writerow([_cell(found[column]) for column in _COLUMNS])
+    except FileExistsError:
+        raise ConfigError(f"{path} exists; name a new file by --csv") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _cell(value: Any) -> str:
+    """A value as text. What a spreadsheet would take for a formula gets a ' before it, as text has there."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+
+
+def _utc(ms: int) -> str:
+    return _iso(ms).replace("T", " ").partition(".")[0]
+
+
+def _iso(ms: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(ms // 1000, tz=timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return f"{ms} ms"  # a writer's clock may say anything
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"

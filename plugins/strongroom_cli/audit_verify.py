@@ -1,0 +1,110 @@
+"""``strongroom audit verify``: whether the log is as it was written, and if not, where."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from strongroom.errors import ConfigError
+from strongroom_cli import words
+from strongroom_cli.audit_log import sink_of, tell, vouchers_of
+from strongroom_cli.audit_prove import log_keys
+from strongroom_cli.console import Bar, line, new_console, print_json
+from strongroom_security.auditlog.checking import Demands, VerifiedLog, check_log
+from strongroom_security.auditlog.findings import Gravity
+from strongroom_security.tlog.notes import MAX_NOTE_BYTES
+
+__all__ = ["run"]
+
+_TAMPERED: Final = 1
+_NOT_FOUND: Final = 3
+
+_STYLES: Final = {Gravity.TAMPERED: "bold red", Gravity.UNPROVEN: "yellow", Gravity.NOTE: "dim"}
+_SHOWN: Final = {Gravity.TAMPERED: 1_000, Gravity.UNPROVEN: 20, Gravity.NOTE: 20}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; the exit status."""
+    if (options.witness_key or options.witnesses or options.origin) and not options.log_key:
+        raise ConfigError(
+            "--origin and --witness-key are about the log that --log-key names, and it names none"
+        )
+    sink = sink_of(options, options.policy)
+    options.activity.about(root=sink.uri, run=options.run)
+    demands = Demands(
+        vouchers=vouchers_of(options, options.policy),
+        log=log_keys(options) if options.log_key else None,
+        against=None if options.against is None else _read(Path(options.against)),
+        run=options.run,
+        allow_uncertified=options.allow_uncertified,
+    )
+    with Bar("verifying", counts=True) as bar:
+        found = check_log(sink, demands, progress=bar.show)
+    is_there = bool(found.totals.segments or found.findings or found.tree is not None)
+    if options.json:
+        print_json(
+            {
+                "findings": [finding.to_json() for finding in found.findings],
+                "sink": sink.uri,
+                "tampered": found.is_tampered,
+                "totals": found.totals.to_json(),
+                "tree": None if found.tree is None else found.tree.to_json(),
+            }
+        )
+    elif is_there:
+        _print(new_console(), sink.uri, found)
+    if not is_there:
+        tell(f"{sink.uri} holds no audit log{'' if options.run is None else f' of run {options.run}'}")
+        return _NOT_FOUND
+    return _TAMPERED if found.is_tampered else 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_NOTE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _print(console: Console, uri: str, found: VerifiedLog) -> None:
+    totals = found.totals
+    console.print(
+        line(
+            ("log ", "dim"),
+            uri,
+            f": {words.count(totals.events, 'event')} in {words.count(totals.segments, 'segment')} by "
+            f"{words.count(totals.writers, 'writer')}, {totals.vouched_writers:,} of them vouched for",
+        ),
+        soft_wrap=True,
+    )
+    if found.tree is not None:
+        signed = ", ".join(found.tree.signed_by) or "nobody that was asked for"
+        cosigned = f", cosigned by {', '.join(found.tree.cosigned_by)}" if found.tree.cosigned_by else ""
+        console.print(
+            line(
+                ("tree ", "dim"),
+                f"{found.tree.origin}: {words.count(found.tree.size, 'line')}, signed by {signed}{cosigned}",
+            ),
+            soft_wrap=True,
+        )
+    for gravity in Gravity:
+        several = [finding for finding in found.findings if finding.gravity is gravity]
+        for finding in several[: _SHOWN[gravity]]:
+            console.print(
+                line((gravity.value, _STYLES[gravity]), f" {finding.kind.value}: {finding}"), soft_wrap=True
+            )
+        if len(several) > _SHOWN[gravity]:
+            more = f"and {len(several) - _SHOWN[gravity]:,} more that are {gravity.value}; --json lists all"
+            console.print(line((more, "dim")))
+    unproven = totals.events - totals.sequenced_events
+    if found.is_tampered:
+        console.print(line(("the log is not as it was written", "bold red")))
+    elif unproven:
+        how_many = f"{unproven:,} of {words.count(totals.events, 'event')} are unproven: not in the tree"
+        console.print(line(("nothing is wrong in what can be seen; ", "green"), (how_many, "yellow")))
+    else:
+        console.print(line(("the log is as it was written", "green")))
