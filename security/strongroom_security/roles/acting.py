@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.auditing import NO_AUDIT, Act, Action, Auditor, Outcome, Phase, new_operation, reason_of
 from strongroom.errors import AccessDeniedError, ConfigError
-from strongroom.layout import CheckpointName
+from strongroom.layout import RUN, CheckpointName
 from strongroom.roles import Duty, Operation
 from strongroom.stores.base import Store
 from strongroom.stores.limited import LimitedStore, limited, unlimited
@@ -128,7 +128,11 @@ class ActingRole:
             whom=f"the role {self.name}",
             has_grant=self.definition.needs_grant,
         )
-        binding.check()
+        try:
+            binding.check()
+        except AccessDeniedError as error:
+            self._tell_refused(store.uri, Operation.READ, RUN, duty, error)
+            raise
 
         def rule(operation: Operation, key: str) -> None:
             self._check_time()

@@ -1,0 +1,95 @@
+"""What a Lightning run tells the audit log: what it resumes from and what it saves, well ended or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strongroom import AuditError, StateEncodingError
+from strongroom.auditing import Action, Outcome, Phase
+from strongroom.testing.auditing import RecordingAuditor
+from strongroom_lightning import StrongroomCheckpoint
+from strongroom_security import SecurityPolicy
+
+ENTRY_POINTS = {
+    "setup": "opens the run; nothing is read before Lightning asks where to resume",
+    "teardown": "closes it: the last save tells its own end",
+    "on_exception": "likewise",
+    "best_model_path": "is always empty",
+}
+"""Lightning's ways into the callback. Resuming and saving happen at the places that `setup` replaces."""
+
+
+@pytest.fixture
+def auditor() -> RecordingAuditor:
+    return RecordingAuditor()
+
+
+@pytest.fixture
+def options(auditor: RecordingAuditor) -> dict[str, Any]:
+    return {"every_n_train_steps": 4, "security": SecurityPolicy(auditor=auditor), "run_id": "r"}
+
+
+def test_every_entry_point_is_known() -> None:
+    assert {name for name in vars(StrongroomCheckpoint) if not name.startswith("_")} == ENTRY_POINTS.keys()
+
+
+def test_saves_and_the_restore_of_a_run_are_on_record(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any]
+) -> None:
+    fit(root, until=9, checkpoint=options)
+    assert [(act.phase, act.outcome) for act in auditor.of(Action.RESTORE)] == [
+        (Phase.FINISHED, Outcome.SUCCESS)
+    ]
+    saved = auditor.of(Action.SAVE, Phase.FINISHED, Outcome.SUCCESS)
+    assert [act.checkpoint.step for act in saved if act.checkpoint] == [4, 8]
+    assert {act.run for act in saved} == {"r"}
+    assert len(auditor.secured) >= 2
+    auditor.acts.clear()
+    fit(root, until=10, checkpoint=options)
+    intended, done = auditor.of(Action.RESTORE)
+    assert (intended.phase, done.outcome) == (Phase.INTENDED, Outcome.SUCCESS)
+    assert intended.checkpoint is not None
+    assert (intended.checkpoint.step, intended.run) == (8, "r")
+
+
+def test_a_named_checkpoint_is_on_record(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any]
+) -> None:
+    fit(root, until=9, checkpoint=options)
+    auditor.acts.clear()
+    fit(root, until=10, checkpoint=options, ckpt_path=f"strongroom://{root}#step=4")
+    (intended,) = auditor.of(Action.RESTORE, Phase.INTENDED)
+    assert intended.checkpoint is not None
+    assert intended.checkpoint.step == 4
+
+
+def test_a_run_that_cannot_be_put_on_record_does_not_resume(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any]
+) -> None:
+    fit(root, until=9, checkpoint=options)
+    auditor.refuses = True
+    auditor.acts.clear()
+    with pytest.raises(AuditError):
+        fit(root, until=10, checkpoint=options)
+    assert [(act.action, act.outcome) for act in auditor.acts] == [(Action.RESTORE, Outcome.DENIED)]
+
+
+def test_a_save_that_fails_is_on_record(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strongroom_lightning import contents
+
+    gather = contents.gather
+
+    def with_what_cannot_be_saved(trainer: Any) -> Any:
+        state, loaders = gather(trainer)
+        return {**state, "bad": object()}, loaders
+
+    monkeypatch.setattr(contents, "gather", with_what_cannot_be_saved)
+    with pytest.raises(StateEncodingError):
+        fit(root, checkpoint=options)
+    (failed,) = auditor.of(Action.SAVE, Phase.FINISHED)
+    assert (failed.outcome, failed.details["error"]) == (Outcome.FAILURE, "StateEncodingError")
