@@ -8,7 +8,9 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 from strongroom.auditing import Action, Outcome
+from strongroom_cli.audit_alerts import add_alerts
 from strongroom_cli.audit_prove import add_prove
+from strongroom_cli.audit_reconcile import add_reconcile
 from strongroom_cli.audit_sequence import add_sequence, add_sink, duration_s
 
 __all__ = ["READS", "WRITES", "add_audit", "add_index", "moment"]
@@ -39,6 +41,8 @@ def add_audit(commands: Any) -> None:
     _add_show(verbs)
     add_sequence(verbs)
     add_prove(verbs)
+    add_reconcile(verbs)
+    add_alerts(verbs)
 
 
 def add_index(verb: argparse.ArgumentParser) -> None:

@@ -168,7 +168,9 @@ def log_trouble(events: Events, settings: LogTrouble, period: Period) -> list[Al
         if event.time > period.now_ms:
             continue
         lasts[writer_of(event)] = event
-        if event.action != Action.AUDIT.value or not period.holds(event.time):
+        # What a command on the log came to is an act of a person: the log's own word is what it observed.
+        is_the_logs = event.action == Action.AUDIT.value and event.phase == Phase.OBSERVED.value
+        if not is_the_logs or not period.holds(event.time):
             continue
         told = event.details.get("lost_events")
         lost = told if type(told) is int else 0
