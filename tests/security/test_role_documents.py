@@ -21,13 +21,14 @@ from strongroom.layout import CheckpointName
 from strongroom.roles import Duty, Operation
 from strongroom_security.fields import Context
 from strongroom_security.roles import ROLES, definition
-from strongroom_security.roles.definitions import matches
+from strongroom_security.roles.definitions import LOG_ROLES, LogRole, matches
 from strongroom_security.roles.documents import (
     MAX_IDENTITY_CHARS,
     MAX_SESSION_CHARS,
     SESSION_S,
     compact,
     identity_policy,
+    log_policy,
     role_settings,
     session_policy,
     trust_policy,
@@ -61,6 +62,9 @@ SHARD = layout.data_key(NAME, "00000-00.safetensors")
 MANIFEST = layout.data_key(NAME, layout.MANIFEST)
 KEYRING = layout.keyring_key(NAME, 2)
 CREATES = {"s3:if-none-match": "*", "s3:ObjectCreationOperation": "true"}
+
+SEGMENT = "20261130T09/0123456789abcdef0123456789abcdef-000001.jsonl"
+AUDIT = {"bucket": "checkpoints-audit", "folder": "segments/"}
 
 ALL = {role.name for role in ROLES}
 READERS = {"validator-reader", "recovery-reader-writer", "publisher", "break-glass"}
@@ -145,14 +149,22 @@ TABLE: dict[str, tuple[Any, set[str]]] = {
     "open the bucket to the world": (lambda role: s3(role, "PutBucketPolicy"), set()),
     "have lifecycle remove it": (lambda role: s3(role, "PutLifecycleConfiguration"), set()),
     "without TLS": (lambda role: create(role, SHARD, aws__SecureTransport="false"), set()),
-    "add to the audit log": (
-        lambda role: create(role, "1.json", bucket="checkpoints-audit", folder=""),
+    "add to the audit log": (lambda role: create(role, SEGMENT, **AUDIT), ALL),
+    "add to the audit log what is about no run": (
+        lambda role: create(role, SEGMENT, run="_", **AUDIT),
         ALL,
     ),
-    "read the audit log": (
-        lambda role: s3(role, "GetObject", "1.json", bucket="checkpoints-audit", folder=""),
+    "add to another run's audit log": (lambda role: create(role, SEGMENT, run="run-b", **AUDIT), set()),
+    "rewrite the audit log": (
+        lambda role: s3(role, "PutObject", SEGMENT, s3__ObjectCreationOperation="true", **AUDIT),
         set(),
     ),
+    "sequence the audit log": (
+        lambda role: create(role, "checkpoint", run="tlog", bucket="checkpoints-audit", folder=""),
+        set(),
+    ),
+    "read the audit log": (lambda role: s3(role, "GetObject", SEGMENT, **AUDIT), set()),
+    "delete of the audit log": (lambda role: s3(role, "DeleteObject", SEGMENT, **AUDIT), set()),
 }
 
 
@@ -160,6 +172,53 @@ TABLE: dict[str, tuple[Any, set[str]]] = {
 def test_each_role_may_do_what_the_table_says_and_nothing_else(done: str) -> None:
     may, expected = TABLE[done]
     assert {role for role in ALL if may(role)} == expected
+
+
+LOG_TABLE: dict[str, tuple[str, str, set[str]]] = {
+    "read a segment": ("GetObject", f"segments/run-a/{SEGMENT}", {"audit-sequencer", "auditor-reader"}),
+    "read the tree's head": ("GetObject", "tlog/checkpoint", {"audit-sequencer", "auditor-reader"}),
+    "list the log": ("ListBucket", "", {"audit-sequencer", "auditor-reader"}),
+    "create a tile": ("PutObject", "tlog/tile/0/000", {"audit-sequencer"}),
+    "create a segment": ("PutObject", f"segments/run-a/{SEGMENT}", set()),
+    "delete a segment": ("DeleteObject", f"segments/run-a/{SEGMENT}", set()),
+    "delete a version": ("DeleteObjectVersion", "tlog/tile/0/000", set()),
+}
+
+
+def of_the_log(
+    role: LogRole, action: str, key: str, *, bucket: str = "checkpoints-audit", **context: str
+) -> bool:
+    asked = Request(
+        action=f"s3:{action}",
+        resource=f"arn:aws:s3:::{bucket}" + (f"/{key}" if key else ""),
+        principal=arn(role.name),
+        context={name.replace("__", ":").replace("_", "-"): value for name, value in context.items()},
+    )
+    audit = bucket == "checkpoints-audit"
+    return allows(asked, identity=[log_policy(role, SITE)], resource=bucket_policy(SITE, audit=audit))
+
+
+@pytest.mark.parametrize("done", LOG_TABLE)
+def test_each_role_of_the_log_may_do_what_the_table_says_and_nothing_else(done: str) -> None:
+    action, key, expected = LOG_TABLE[done]
+    new = {"s3__if_none_match": "*", "s3__ObjectCreationOperation": "true"}
+    assert {role.name for role in LOG_ROLES if of_the_log(role, action, key, **new)} == expected
+
+
+def test_only_the_trees_head_may_be_replaced() -> None:
+    (sequencer,) = [role for role in LOG_ROLES if role.create]
+    over = {"s3__if_match": "etag", "s3__ObjectCreationOperation": "true"}
+    assert of_the_log(sequencer, "PutObject", "tlog/checkpoint", **over)
+    assert not of_the_log(sequencer, "PutObject", "tlog/tile/0/000", **over)
+    assert not of_the_log(sequencer, "PutObject", "tlog/plans/7.json", **over)
+
+
+@pytest.mark.parametrize("role", LOG_ROLES, ids=lambda role: role.name)
+def test_the_roles_of_the_log_have_nothing_to_do_with_checkpoints(role: LogRole) -> None:
+    assert not of_the_log(role, "GetObject", f"runs/run-a/{SHARD}", bucket="checkpoints")
+    assert f"{role.name}.identity.json" in render_all(SITE)
+    with pytest.raises(ConfigError, match="give --audit-bucket"):
+        log_policy(role, Site(bucket="checkpoints"))
 
 
 # ------------------------------------------------------------------------------------------------------- keys

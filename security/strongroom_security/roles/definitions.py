@@ -16,7 +16,7 @@ from strongroom.errors import ConfigError
 from strongroom.replication.ledger import FOLDER as NOTES
 from strongroom.roles import Duty, Operation
 
-__all__ = ["ROLES", "Definition", "Rights", "definition", "matches", "who_may"]
+__all__ = ["LOG_ROLES", "ROLES", "Definition", "LogRole", "Rights", "definition", "matches", "who_may"]
 
 _EVERYTHING: Final = ("*",)
 _CHECKPOINTS: Final = ("step-*",)
@@ -170,6 +170,33 @@ ROLES: Final = (
         restore=_READ_ALL,
         needs_grant=True,
     ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRole:
+    """A role of the audit log, which is about no run and has nothing to do with checkpoints.
+
+    It reads and lists all of the log. What puts events there are the roles of runs (`Definition.audits`).
+
+    Attributes:
+        name: what it is called.
+        does: what it is for.
+        create: patterns of keys of the log's bucket.
+    """
+
+    name: str
+    does: str
+    create: tuple[str, ...] = ()
+
+
+LOG_ROLES: Final = (
+    LogRole(
+        name="audit-sequencer",
+        does="brings what writers recorded into the log's tree, and adds no event",
+        create=("tlog/*",),
+    ),
+    LogRole(name="auditor-reader", does="verifies the log and asks it, and changes nothing"),
 )
 
 

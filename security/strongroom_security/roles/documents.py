@@ -14,7 +14,7 @@ from strongroom import canonical
 from strongroom.errors import ConfigError
 from strongroom.roles import Duty
 from strongroom_security.fields import Context
-from strongroom_security.roles.definitions import Definition, Rights
+from strongroom_security.roles.definitions import Definition, LogRole, Rights
 from strongroom_security.roles.site import RUN_TAG, Site
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "compact",
     "context_condition",
     "identity_policy",
+    "log_policy",
     "policy",
     "role_settings",
     "session_policy",
@@ -51,6 +52,10 @@ KEY_USES: Final = ("kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey*", "kms:Re
 
 _VERSION: Final = Context(run="r", launch=1, step=0, attempt="0" * 16).pairs()["strongroom"]
 
+_SEGMENTS: Final = "segments"
+_NO_RUN: Final = "_"
+"""Where segments are, as `strongroom_security.auditlog.lines.segment_key` spells it."""
+
 Json = dict[str, Any]
 
 
@@ -73,6 +78,37 @@ def identity_policy(role: Definition, site: Site) -> Json:
     rights = role.rights
     keys = _keys(rights, site, wraps=site.kms_keys, signs=_signs(role, rights, site))
     statements = [*_storage(role, rights, site), *keys, *_never(role, site)]
+    return _short_enough(policy(statements), MAX_IDENTITY_CHARS, f"the identity policy of {role.name}")
+
+
+def log_policy(role: LogRole, site: Site) -> Json:
+    """What the identity of one of the log's roles may do: in the log's bucket, and nothing with checkpoints.
+
+    Raises:
+        ConfigError: no bucket of the log is named, or the policy is longer than IAM takes.
+    """
+    if site.audit_bucket is None:
+        raise ConfigError(f"the role {role.name} is of the audit log; give --audit-bucket")
+    log = site.bucket_arn(site.audit_bucket)
+    never = ["s3:BypassGovernanceRetention", "s3:DeleteObject", "s3:DeleteObjectVersion", "s3:PutObjectAcl"]
+    statements = [
+        _allow("Read", "s3:GetObject", [f"{log}/*"]),
+        _allow("List", "s3:ListBucket", [log]),
+        {
+            "Sid": "Never",
+            "Effect": "Deny",
+            "Action": sorted(never if role.create else [*never, "s3:PutObject"]),
+            "Resource": f"{log}/*",
+        },
+        {
+            "Sid": "NoCheckpoints",
+            "Effect": "Deny",
+            "Action": "s3:*",
+            "Resource": [site.bucket_arn(), f"{site.bucket_arn()}/*"],
+        },
+    ]
+    if role.create:
+        statements.insert(0, _allow("Create", "s3:PutObject", [f"{log}/{each}" for each in role.create]))
     return _short_enough(policy(statements), MAX_IDENTITY_CHARS, f"the identity policy of {role.name}")
 
 
@@ -157,7 +193,7 @@ def _taken_up(
     ]
 
 
-def role_settings(role: Definition, site: Site) -> Json:
+def role_settings(role: Definition | LogRole, site: Site) -> Json:
     """How a role stands in IAM, but for its policies."""
     return {
         "Description": f"Strongroom: {role.does}",
@@ -206,8 +242,11 @@ def _storage(role: Definition, rights: Rights, site: Site) -> list[Json]:
         released = f"{site.bucket_arn()}/{site.releases}{site.run_or_tag}/*"
         statements.append(_allow("Publish", ["s3:PutObject", "s3:AbortMultipartUpload"], [released]))
     if role.audits and site.audit_bucket is not None:
-        log = f"{site.bucket_arn(site.audit_bucket)}/{site.run_or_tag}/*"
-        statements.append(_allow("Audit", "s3:PutObject", [log]))
+        # What is about no run, as a list of several, goes beside what is about this one.
+        log = f"{site.bucket_arn(site.audit_bucket)}/{_SEGMENTS}"
+        statements.append(
+            _allow("Audit", "s3:PutObject", [f"{log}/{site.run_or_tag}/*", f"{log}/{_NO_RUN}/*"])
+        )
     return statements
 
 

@@ -84,7 +84,9 @@ def bucket_policy(site: Site, *, audit: bool = False) -> Json:
     """
     bucket = site.bucket_arn(site.audit_bucket if audit else None)
     everything = [bucket, f"{bucket}/*"]
-    written = [f"{bucket}/*"] if audit else [f"{bucket}/{each}*" for each in (site.prefix, site.releases)]
+    # Of the log all but the tree's latest head, which is the one object that is replaced.
+    folders = ("segments/", "tlog/plans/", "tlog/tile/") if audit else (site.prefix, site.releases)
+    written = [f"{bucket}/{each}*" for each in folders]
     return policy(
         [
             _deny("TlsOnly", "s3:*", everything, {"Bool": {"aws:SecureTransport": "false"}}),

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from strongroom_security.roles import guardrails
-from strongroom_security.roles.definitions import ROLES, Definition
+from strongroom_security.roles.definitions import LOG_ROLES, ROLES, Definition
 from strongroom_security.roles.documents import (
     SESSION_S,
     identity_policy,
+    log_policy,
     role_settings,
     session_policy,
     trust_policy,
@@ -63,6 +64,9 @@ def render_all(site: Site, roles: Sequence[Definition] = ROLES) -> dict[str, Jso
     files |= _bucket_files(site, "bucket")
     if site.audit_bucket is not None:
         files |= _bucket_files(site, "audit-bucket", audit=True)
+        for each in LOG_ROLES:
+            files[f"{each.name}.identity.json"] = log_policy(each, site)
+            files[f"{each.name}.role.json"] = role_settings(each, site)
     if site.kms_keys:
         files["kms-key.policy.json"] = guardrails.wrap_key_policy(site)
     if site.sign_key is not None:
