@@ -65,7 +65,7 @@ def add_prove(verbs: Any) -> None:
         "prove",
         help="write a file that shows one event to be in the log",
         description="Write a file that shows one event to be in the log, to whoever has the log's public key "
-        "and nothing else. Exit status: 0 written, 1 the log is not whole, 3 the event is not in the log (yet).",
+        "and nothing else. Exit status: 0 written, 1 the log is not whole, 3 the event is not in it (yet).",
     )
     prove.add_argument("event", metavar="EVENT", help="WRITER-SEQ, the event's metadata.uid")
     prove.add_argument(

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from strongroom.errors import ConfigError
 from strongroom_cli.words import count, printable
 
 if TYPE_CHECKING:
@@ -51,19 +50,10 @@ def open_sink(options: argparse.Namespace) -> Store:
     Raises:
         ConfigError: none is named, and the policy has none.
     """
-    from strongroom.stores.open import open_store
-
-    if options.sink is not None:
-        named: str = options.sink
-        return open_store(named.removeprefix("dir:"))
     from strongroom.config import load_policy
+    from strongroom_cli.audit_log import sink_of
 
-    policy = load_policy(options.security)
-    audit = getattr(policy, "audit", None)
-    uri = getattr(audit, "sink", None)
-    if isinstance(uri, str):
-        return open_store(uri.removeprefix("dir:"))
-    raise ConfigError("no audit log is named; name it by --sink, or by the policy's section [audit]")
+    return sink_of(options, load_policy(options.security) if options.sink is None else None)
 
 
 def add_sequence(verbs: Any) -> None:
@@ -72,8 +62,8 @@ def add_sequence(verbs: Any) -> None:
         "sequence",
         help="bring recorded segments into the log's tree, and sign its head",
         description="Check what writers recorded, bring it into the log's tree, and sign the tree's head. It "
-        "may be killed at any time and run again. Exit status: 0 all is in, 1 something was refused, or the log "
-        "is not the one that was signed before, 4 the log or a witness could not be reached.",
+        "may be killed at any time and run again. Exit status: 0 all is in, 1 something was refused, or the "
+        "log is not the one that was signed before, 4 the log or a witness could not be reached.",
     )
     add_sink(sequence)
     sequence.add_argument(
@@ -234,8 +224,8 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
         size = 0 if found.head is None else found.head.size
         cosigned = f", cosigned by {', '.join(found.cosigned)}" if found.cosigned else ""
         _say(
-            f"{count(found.segments, 'segment')} with {count(found.lines, 'line')} went into the log; its size "
-            f"is {size:,}{cosigned}"
+            f"{count(found.segments, 'segment')} with {count(found.lines, 'line')} went into the log; its "
+            f"size is {size:,}{cosigned}"
         )
         for key in found.gaps:
             _say(f"gap: {key}: the writer's segment before it is missing, and it went in without")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -136,7 +135,7 @@ def test_a_run_costs_what_is_new_and_a_tile_a_level(tmp_path: Path) -> None:
     assert len([key for key in reads if key.startswith("tlog/tile/entries/")]) == 1
 
 
-# ------------------------------------------------------------------------------------------- what does not go in
+# ---------------------------------------------------------------------------------------- what does not go in
 
 
 def damaged(data: bytes) -> bytes:
@@ -159,14 +158,14 @@ def test_a_damaged_segment_never_goes_in_is_located_and_blocks_nobody_else() -> 
 
 @pytest.mark.parametrize(
     "break_it",
-    [
+    (
         lambda data: data[:-1],
         lambda data: b"",
         lambda data: b"\n".join(data.split(b"\n")[:-2]) + b"\n",
         lambda data: data + data,
         lambda data: data.replace(b'"signature":"', b'"signature":"AA'),
         lambda data: b"\x00" * 500,
-    ],
+    ),
     ids=["cut", "empty", "unclosed", "twice", "signature", "zeros"],
 )
 def test_a_segment_broken_in_any_way_stays_out(break_it: Callable[[bytes], bytes]) -> None:
@@ -228,7 +227,7 @@ def test_what_was_refused_is_not_read_again_until_it_changes() -> None:
     assert sequencer.run_once().segments == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ gaps
+# ------------------------------------------------------------------------------------------------------- gaps
 
 
 def test_a_segment_waits_for_the_ones_before_it_and_then_goes_in_with_a_word() -> None:
@@ -287,7 +286,7 @@ def test_a_gap_is_found_again_by_who_remembers_nothing(tmp_path: Path) -> None:
     assert (found.segments, found.is_clean) == (1, True)
 
 
-# -------------------------------------------------------------------------------------- another log than was signed
+# -------------------------------------------------------------------------------- another log than was signed
 
 
 def test_a_log_that_was_set_back_removed_or_rewritten_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -365,13 +364,12 @@ def test_a_planned_segment_that_was_changed_before_it_went_in_is_told(tmp_path: 
 
 @pytest.mark.parametrize(
     "plan",
-    [
+    (
         b"",
         b"{}",
         b'{"format":"strongroom.audit-plan/1","segments":[],"size":0}',
-        b'{"format":"strongroom.audit-plan/1","segments":[{"follows_gap":false,"key":"a","lines":1,"sha256":""}],'
-        b'"size":0}',
-    ],
+        b'{"format":"strongroom.audit-plan/1","segments":[{"follows_gap":false,"key":"a"}],"size":0}',
+    ),
     ids=["empty", "no-members", "no-segments", "no-key"],
 )
 def test_a_plan_that_is_none_is_refused(plan: bytes) -> None:
@@ -382,7 +380,7 @@ def test_a_plan_that_is_none_is_refused(plan: bytes) -> None:
         run(sink)
 
 
-# ------------------------------------------------------------------------------------------ whoever dies, and where
+# ------------------------------------------------------------------------------------ whoever dies, and where
 
 
 def tree_of(store: MemoryStore) -> dict[str, bytes]:
@@ -460,7 +458,7 @@ def test_of_two_sequencers_at_once_both_make_one_tree(tmp_path: Path) -> None:
     found = run(sink, LogState(tmp_path / "state-0"))
     assert found.head is not None
     assert found.head.size == 8 * 42
-    keys = {entry for entry in entries(sink, found)}
+    keys = set(entries(sink, found))
     assert len(keys) == 8 * 42
 
 
@@ -552,7 +550,7 @@ def test_a_real_kill_anywhere_leaves_a_log_that_is_gone_on_with(tmp_path: Path) 
         assert entries(sink, found) == entries(whole, expected)
 
 
-# ------------------------------------------------------------------------------------------------ keys and options
+# ------------------------------------------------------------------------------------------- keys and options
 
 
 def test_each_of_several_keys_signs_and_each_alone_is_enough_to_verify() -> None:
@@ -591,7 +589,7 @@ def test_a_state_lies_in_a_folder_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"garbage\n", b'{"root":"","segments":[],"size":7}\n', b"\xff" * 100]
+    "damage", (b"", b"garbage\n", b'{"root":"","segments":[],"size":7}\n', b"\xff" * 100)
 )
 def test_what_is_remembered_of_the_tree_may_be_damaged_or_torn_and_is_made_again(
     tmp_path: Path, damage: bytes

@@ -1,0 +1,8 @@
+"""What the tests here share is imported by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
