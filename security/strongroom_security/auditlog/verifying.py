@@ -165,6 +165,7 @@ class Verifier:
         for line, how in segment.misnamed:
             self._find(FindingKind.MISNAMED, how, segment, line)
         self._check_hour(segment)
+        self._check_opening(segment)
         if held is not None and held.digest == segment.digest:
             self._sequenced_segments += 1
             self._sequenced_events += segment.events
@@ -246,6 +247,20 @@ class Verifier:
             self._find(
                 FindingKind.ELSEWHERE,
                 f"it says that it was opened in the hour {hour}; it was put in another's place",
+                segment,
+                1,
+            )
+
+    def _check_opening(self, segment: Summary) -> None:
+        """No line comes before the first one to say what its seq must be; but the signed last one does."""
+        opened, close = segment.opened, segment.close
+        if opened is None or close is None or close.salvaged is not None:
+            return
+        expected = close.seq - close.events - 1
+        if opened.seq != expected and segment.lines == close.events + 2 and close.is_signed_by(opened.key):
+            self._find(
+                FindingKind.CHANGED,
+                f"the line says seq {opened.seq}; by the signed closing line it was seq {expected}",
                 segment,
                 1,
             )
