@@ -838,6 +838,8 @@ class Checkpointer:
             RollbackError: more than ``max_fallback`` checkpoints would be skipped, or the newest whole
                 one lies below the policy's floor.
             CheckpointNotFoundError: no checkpoint of that step, or none where ``init_from`` says.
+            AuditError: the policy has ``[audit]``, and a checkpoint could not be put on record first, on this
+                rank or another one: it was not read, and no older one is tried.
             StoreError: the store could not be asked; never taken for damage.
         """
 
@@ -912,6 +914,7 @@ class Checkpointer:
         Raises:
             IntegrityError: that of ``step``, or of every checkpoint, is damaged.
             CheckpointNotFoundError: no checkpoint of that step.
+            AuditError: the policy has ``[audit]``, and it could not be put on record first.
             StoreError: the store could not be asked.
         """
         with Activity(self._auditor, Action.PLAN, root=self._store.uri) as activity:

@@ -235,9 +235,12 @@ def verify_checkpoint(
     """
     if activity is None:
         with Activity(guard.auditor, Action.VERIFY, root=store.uri, checkpoint=name) as own:
-            return verify_checkpoint(
+            found = verify_checkpoint(
                 store, name, guard=guard, workers=workers, on_progress=on_progress, activity=own
             )
+            if found.verdict != "whole":
+                own.conclude(Outcome.FAILURE, found.verdict)
+        return found
     root = _Root.of(store, [name])
     if name in root.history.uncommitted:
         raise CheckpointNotFoundError(f"{name} was never committed in {store.uri}")

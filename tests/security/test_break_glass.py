@@ -19,6 +19,7 @@ from checkpoints import FILES, NAME, RUN, Keeper, save
 from safetensors.torch import load_file
 
 from strongroom import Checkpointer, layout
+from strongroom.auditing import NO_AUDIT
 from strongroom.digest import sha256_of
 from strongroom.manifest import Commit, Manifest
 from strongroom.signing import Guard
@@ -113,7 +114,12 @@ def test_a_checkpoint_of_a_run_is_opened_into_files_that_other_tools_read(
     create_key_pair(tmp_path / "glass")
     sealing = EnvelopeSealing([read_key(tmp_path / "glass.pub")])
     policy = SimpleNamespace(
-        digest=None, sealing=sealing, signing=None, guard=Guard(sealing=sealing), role=None
+        digest=None,
+        sealing=sealing,
+        signing=None,
+        guard=Guard(sealing=sealing),
+        role=None,
+        auditor=NO_AUDIT,
     )
     weights = torch.arange(1_000_000, dtype=torch.float32)
     with Checkpointer(tmp_path / "root", security=policy) as checkpointer:
