@@ -19,6 +19,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,6 +97,9 @@ class Request:
         received_bytes: of the answer's body, as the server gave it.
         status: the server's; None where it was not asked.
         fault: what befell it.
+        at_s: when it came, since the epoch.
+        access_key: by whose credentials, as its signature says; empty: by nobody's.
+        agent: the program, as it calls itself.
     """
 
     number: int
@@ -106,6 +110,9 @@ class Request:
     received_bytes: int = 0
     status: int | None = None
     fault: Fault | None = None
+    at_s: float = 0.0
+    access_key: str = ""
+    agent: str = ""
 
 
 def any_request(request: Request) -> bool:
@@ -301,6 +308,10 @@ class _Handler(BaseHTTPRequestHandler):
         wire = self.server.wire
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = wire._note(self.command, self.path, len(body))
+        request.at_s, request.agent = time.time(), self.headers.get("User-Agent", "")
+        request.access_key = (
+            self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+        )
         fault = request.fault
         if fault in (Fault.DROPPED, Fault.RESET):
             self._drop(reset=fault is Fault.RESET)

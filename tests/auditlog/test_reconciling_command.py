@@ -1,0 +1,258 @@
+"""``strongroom audit reconcile`` and ``alerts`` over a real log: what they say, and by which exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from strongroom import Checkpointer
+from strongroom.auditing import Act, Action, Activity, Outcome, Phase, new_operation
+from strongroom.manifest import Commit
+from strongroom_cli.main import main
+from strongroom_security import SecurityPolicy
+from strongroom_security.auditlog.segments import read_segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A folder with a policy that keeps a log, and a run.
+
+    Attributes:
+        policy: of this process; each command loads its own.
+    """
+
+    folder: Path
+    policy: SecurityPolicy
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "runs" / "run-a"
+
+    def save(self, step: int, *, audited: bool = True) -> str:
+        with Checkpointer(self.root, security=self.policy if audited else None) as ck:
+            folder: str = ck.save(step, {"w": torch.ones(4)}).result(60).folder
+        self.policy.auditor.secure(within_s=30)
+        return folder
+
+    def run(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+        capsys.readouterr()
+        status = main(["audit", *arguments, "--security", str(self.folder / "strongroom.toml"), "--json"])
+        told = capsys.readouterr()
+        return status, json.loads(told.out) if told.out else told.err
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "strongroom.toml"
+    path.write_text('[audit]\nsink = "dir:audit"\n')
+    policy = SecurityPolicy.load(path)
+    try:
+        yield Site(folder=tmp_path, policy=policy)
+    finally:
+        policy.auditor.close(within_s=30)
+
+
+def test_a_commit_that_keeps_no_record_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.save(1)
+    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    assert (status, told["commits"]) == (0, [])
+    assert told["events"] >= 3
+    folder = site.save(2, audited=False)
+    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    assert status == 1
+    assert [(each["folder"], each["standing"]) for each in told["commits"]] == [(folder, "unrecorded")]
+    # Too young to be judged is not the same as on record.
+    status, told = site.run(capsys, "reconcile", str(site.root))
+    assert (status, told["commits"]) == (0, [])
+    site.save(3)  # whose launch finds it, and says so
+    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    assert (status, [each["standing"] for each in told["commits"]]) == (0, ["observed"])
+
+
+@pytest.mark.parametrize("time_ms", (1_000_000_000_000, 4_000_000_000_000))
+def test_a_commit_cannot_talk_itself_out_of_being_looked_at_by_its_time(
+    site: Site, capsys: pytest.CaptureFixture[str], time_ms: int
+) -> None:
+    site.save(1)
+    path = site.root / site.save(2, audited=False) / "COMMIT"
+    forged = replace(Commit.decode(path.read_bytes(), "COMMIT"), committed_at_ms=time_ms)
+    path.unlink()
+    path.write_bytes(forged.encode())
+    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    assert (status, [each["standing"] for each in told["commits"]]) == (1, ["unrecorded"])
+
+
+def test_what_cannot_be_read_is_no_verdict(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.save(1)
+    log = tmp_path / "log"
+    log.write_text("this is no line of a log\n")
+    status, told = site.run(capsys, "reconcile", str(site.root), "--from", str(log), "--settled", "0s")
+    assert (status, told["damaged"], told["damages"][0]["source"]) == (4, 1, f"{log}:1")
+
+
+def test_a_key_of_a_run_in_a_folder_is_looked_after_too(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.save(1)
+    run = json.loads((site.root / "run.json").read_text())["run"]
+    event = {
+        "userIdentity": {"type": "IAMUser", "arn": "arn:aws:iam::111122223333:user/mallory"},
+        "eventTime": "2026-01-01T00:00:00Z",
+        "eventSource": "kms.amazonaws.com",
+        "eventName": "Decrypt",
+        "sourceIPAddress": "198.51.100.9",
+        "requestParameters": {"encryptionContext": {"strongroom": "v1", "run": run}},
+    }
+    (tmp_path / "trail.json").write_text(json.dumps({"Records": [event]}))
+    arguments = ("reconcile", str(site.root), "--from", str(tmp_path / "trail.json"))
+    status, told = site.run(capsys, *arguments)
+    assert (status, told["bypasses"]) == (1, 1)
+    expected = ("--expected", "arn:aws:iam::111122223333:user/mallory")
+    assert site.run(capsys, *arguments, *expected)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    (
+        (("--no-commits",), 2),
+        (("--from", "nowhere"), 2),
+        (("--window", "soon"), 2),
+    ),
+)
+def test_what_cannot_be_meant_is_told_as_such(
+    site: Site, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], status: int
+) -> None:
+    site.save(1)
+    try:
+        found = site.run(capsys, "reconcile", str(site.root), *arguments)[0]
+    except SystemExit as end:
+        found = int(end.code or 0)
+    assert found == status
+
+
+def test_a_root_without_a_run_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.save(1)
+    assert site.run(capsys, "reconcile", str(site.folder / "runs" / "none"))[0] == 3
+
+
+# ----------------------------------------------------------------------------------------------------- alerts
+
+
+def alerts_on_record(site: Site) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((site.folder / "audit" / "segments").rglob("*.jsonl")):
+        reading = read_segment(path.relative_to(site.folder / "audit").as_posix(), path.read_bytes())
+        found += [
+            value["strongroom"]
+            for _, value in reading.events()
+            if value["strongroom"]["action"] == Action.ALERT.value
+        ]
+    return found
+
+
+def use_a_grant(site: Site) -> None:
+    with Activity(site.policy.auditor, Action.BREAK_GLASS, root="s3://bucket/runs/run-a", run="run-a"):
+        pass
+    site.policy.auditor.secure(within_s=30)
+
+
+def test_nobody_needs_to_look_at_a_run_that_goes_well(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in range(1, 4):
+        site.save(step)
+    status, told = site.run(capsys, "alerts")
+    assert (status, told["alerts"]) == (0, [])
+
+
+def test_an_alert_names_its_rule_its_reason_and_the_events(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_a_grant(site)
+    status, told = site.run(capsys, "alerts", "--all")
+    (alert,) = told["alerts"]
+    assert (status, alert["rule"], alert["severity"], alert["run"]) == (1, "break-glass", "high", "run-a")
+    (event,) = alert["evidence"]
+    assert main(["audit", "show", event, "--security", str(site.folder / "strongroom.toml")]) == 0
+    assert '"break-glass"' in capsys.readouterr().out
+    assert site.run(capsys, "alerts", "--run", "run-b")[0] == 0
+
+
+def test_an_alert_is_put_on_record_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    use_a_grant(site)
+    assert site.run(capsys, "alerts", "--record")[1]["recorded"] == 1
+    status, told = site.run(capsys, "alerts", "--record")
+    assert (status, told["recorded"]) == (1, 0)
+    (record,) = alerts_on_record(site)
+    assert (record["run"], record["details"]["rule"]) == ("run-a", "break-glass")
+
+
+def test_looking_for_alerts_gives_no_cause_for_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    use_a_grant(site)
+    for _ in range(3):
+        _, told = site.run(capsys, "alerts")
+        assert [each["rule"] for each in told["alerts"]] == ["break-glass"]
+
+
+def test_a_run_that_ended_is_told_apart_from_one_that_stopped(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the last segment of who saved, which says that nothing follows, or does not."""
+    for step in range(1, 6):
+        site.save(step)
+    later = ("alerts", "--rules", str(site.folder / "rules.toml"), "--now", _in_days(1), "--since", "2d")
+    (site.folder / "rules.toml").write_text("[log-trouble]\nenabled = false\n")
+    status, told = site.run(capsys, *later)
+    assert (status, [each["rule"] for each in told["alerts"]]) == (1, ["saves-stopped"])
+    site.policy.auditor.close(within_s=30)
+    assert site.run(capsys, *later)[0] == 0
+
+
+def _in_days(days: int) -> str:
+    return (datetime.now(timezone.utc) + timedelta(days=days)).isoformat()
+
+
+def test_rules_that_cannot_be_meant_are_told_with_their_line(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_a_grant(site)
+    rules = site.folder / "rules.toml"
+    rules.write_text("[break-glass]\nenabled = false\n")
+    assert site.run(capsys, "alerts", "--rules", str(rules))[0] == 0
+    rules.write_text("[break-glass]\n\nenabeld = false\n")
+    status, told = site.run(capsys, "alerts", "--rules", str(rules))
+    assert status == 2
+    assert f"{rules}:3: [break-glass] has no member 'enabeld'" in told
+    rules.write_bytes(b"\xff")
+    assert site.run(capsys, "alerts", "--rules", str(rules))[0] == 2
+
+
+def test_to_record_alerts_needs_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "audit").mkdir()
+    status = main(["audit", "alerts", "--sink", f"dir:{tmp_path / 'audit'}", "--record"])
+    assert (status, "--record puts alerts on record" in capsys.readouterr().err) == (2, True)
+
+
+def test_denials_reach_the_rules_as_they_are_recorded(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(5):
+        site.policy.auditor.record(
+            Act(
+                action=Action.RESTORE,
+                phase=Phase.FINISHED,
+                outcome=Outcome.DENIED,
+                operation=new_operation(),
+                run="run-a",
+                reason="no key",
+            )
+        )
+    site.policy.auditor.secure(within_s=30)
+    assert [each["rule"] for each in site.run(capsys, "alerts")[1]["alerts"]] == ["denied-burst"]
