@@ -95,7 +95,11 @@ def parse_verifier(text: str) -> VerifierKey:
 
 def _read(path: Path) -> Ed25519PrivateKey | ec.EllipticCurvePrivateKey | ConfigError:
     """The key of a file, or what is wrong with it: an error that left this frame would show the bytes."""
-    data = Secret(read_private(path, limit_bytes=_LIMIT_BYTES))
+    raw = read_private(path, limit_bytes=_LIMIT_BYTES)
+    if not raw:
+        return ConfigError(f"the log's key file {path} is empty; {_EXPECTED}")
+    data = Secret(raw)
+    del raw
     try:
         key = serialization.load_pem_private_key(data.reveal(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
