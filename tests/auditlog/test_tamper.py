@@ -135,7 +135,7 @@ def test_a_line_that_was_taken_out_is_found_there(key: str, line: int, has_tree:
 @both
 @pytest.mark.parametrize(("key", "line"), EVERY_LINE)
 def test_a_line_that_was_put_in_is_found_there(key: str, line: int, has_tree: bool) -> None:
-    """Or at the next one, which says the same seq: of two that go on from one line either may be the guest."""
+    """Or at the next one, which says the same seq: of two that follow one line either may be the guest."""
     donor = lines_of(NAMES[-1] if key != NAMES[-1] else NAMES[0])[1]
     for new in (lines_of(key)[line - 1], donor, _follows(lines_of(key), line)):
         sink = log(has_tree=has_tree)

@@ -1,0 +1,463 @@
+"""The index says what the segments say; it grows by what is new, and whatever befalls it, it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_making import (
+    ANN,
+    KEYS,
+    act,
+    actor,
+    edit,
+    key_of,
+    keys_in,
+    pristine,
+    put,
+    segments_of,
+    sequence,
+    sink_with,
+)
+
+from strongroom import canonical
+from strongroom.auditing import Action, Outcome, Phase
+from strongroom.errors import ConfigError, FormatError, StoreError
+from strongroom.stores.local import LocalStore
+from strongroom.stores.memory import MemoryStore
+from strongroom_security.auditlog import index as index_module
+from strongroom_security.auditlog.events import event_of, recorded_of
+from strongroom_security.auditlog.index import INDICES, Index, is_damage
+from strongroom_security.auditlog.indexing import refresh
+from strongroom_security.auditlog.listing import list_segments
+from strongroom_security.auditlog.queries import Question, ask_events
+from strongroom_security.auditlog.rows import recorded_from, rows_of
+from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.spreading import WORTH_IT_BYTES, spread
+
+SINK = "memory:///log"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "audit.sqlite"
+
+
+def opened(path: Path, sink: Any, **options: Any) -> Index:
+    return Index(path, sink=sink.uri, **options)
+
+
+def ids(index: Index) -> set[str]:
+    return {entry.recorded.id for entry in ask_events(index, Question())}
+
+
+def recorded_in(sink: Any) -> dict[str, Any]:
+    """The events of a sink, read without the index."""
+    found = {}
+    for key in keys_in(sink):
+        reading = read_segment(key, sink.read(key, limit_bytes=1 << 28))
+        for _, value in reading.events():
+            recorded = recorded_of(value, "the event")
+            found[recorded.id] = recorded
+    return found
+
+
+def test_the_index_says_of_every_event_what_its_segment_says(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    with opened(path, sink) as index:
+        assert refresh(index, sink).events == 10
+        assert {entry.recorded.id: entry.recorded for entry in ask_events(index, Question())} == recorded_in(
+            sink
+        )
+        assert index.counts().to_json() == {
+            "changed_segments": 0,
+            "damaged_segments": 0,
+            "events": 10,
+            "removed_segments": 0,
+            "segments": 5,
+            "sequenced_events": 0,
+            "unproven_events": 10,
+        }
+
+
+@given(
+    action=st.sampled_from(Action),
+    phase=st.sampled_from(Phase),
+    outcome=st.sampled_from(Outcome),
+    text=st.text(max_size=40),
+    number=st.integers(0, 2**53 - 1),
+    is_bare=st.booleans(),
+)
+def test_a_row_is_the_event_whatever_it_says(
+    action: Action, phase: Phase, outcome: Outcome, text: str, number: int, is_bare: bool
+) -> None:
+    bare: dict[str, Any] = {"checkpoint": None, "path": None, "byte_range": None, "run": None, "details": {}}
+    done = act(
+        action=action,
+        phase=phase,
+        outcome=outcome,
+        root=text,
+        reason=text,
+        **(
+            bare
+            if is_bare
+            else {"path": text, "byte_range": (0, number), "details": {"a": number, "b": text}}
+        ),
+    )
+    who = actor(text, ip=None, identity=None, job={}, rank=None) if is_bare else actor(text, pid=number)
+    line = canonical.encode(event_of(done, who, writer=ANN, seq=number, prev="ab" * 32, time_ms=number))
+    value = canonical.decode(line, "the line", canonical.Bounds(length_bytes=1 << 20))
+    assert recorded_from(*rows_of(value, ANN), ANN) == recorded_of(value, "the line")
+
+
+@given(st.data())
+def test_what_is_no_event_is_refused_and_never_stored(data: st.DataObject) -> None:
+    value = event_of(act(), actor(), writer=ANN, seq=1, prev="0" * 64, time_ms=1)
+    holder = data.draw(
+        st.sampled_from([value, value["strongroom"], value["actor"]["user"], value["databucket"]])
+    )
+    name = data.draw(st.sampled_from(sorted(holder)))
+    holder[name] = data.draw(
+        st.none()
+        | st.text(st.characters(), max_size=3)
+        | st.sampled_from([-1, 2**53, 2**70, 1.5, float("nan"), "\ud800", [], {}, [1, "a"], True])
+    )
+    try:
+        rows = rows_of(value, ANN)
+    except FormatError:
+        return
+    connection = sqlite3.connect(":memory:")
+    connection.execute(
+        f"SELECT {', '.join('?' * (len(rows[0]) + len(rows[1])))}", [*rows[0], *rows[1]]
+    ).fetchone()
+    connection.close()
+
+
+def test_only_what_is_new_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    first, *others = keys_in(sink)
+    kept = {key: sink.read(key, limit_bytes=1 << 20) for key in others}
+    for key in others:
+        sink.delete(key)
+    read: list[str] = []
+    whole_read = sink.read
+
+    def counted(key: str, *, limit_bytes: int) -> bytes:
+        read.append(key)
+        return whole_read(key, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(sink, "read", counted)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        for key, data in kept.items():
+            sink.put(key, data)
+        refresh(index, sink)
+        again = refresh(index, sink)
+    assert [key for key in read if key.startswith("segments/")] == [first, *others]
+    assert (again.segments, again.events) == (0, 0)
+
+
+def test_what_was_changed_is_told_and_read_again_and_stays_doubtful(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    key = keys_in(sink)[0]
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        edit(sink, key, lambda lines: [lines[0], lines[1].replace(b'"step":100', b'"step":999'), *lines[2:]])
+        found = refresh(index, sink)
+        assert found.changed == (key,)
+        assert set(found.damaged) == {key}
+        assert "line 2" in found.damaged[key]
+        (told,) = ask_events(index, Question(step=999))
+        assert told.is_doubtful
+        assert index.counts().events == 10
+        assert (index.counts().changed, index.counts().damaged) == (1, 1)
+        put(sink, key, pristine()[key])
+        assert refresh(index, sink).changed == (key,)
+        assert index.counts().damaged == 0
+        assert index.counts().changed == 1
+
+
+def test_what_was_removed_is_told_and_its_events_stay(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    key = keys_in(sink)[4]
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        sink.delete(key)
+        assert refresh(index, sink).removed == (key,)
+        assert refresh(index, sink).removed == ()
+        assert index.counts().removed == 1
+        assert all(entry.is_doubtful for entry in ask_events(index, Question(run="run-b")))
+        assert len(ids(index)) == 10
+        sink.put(key, pristine()[key])
+        refresh(index, sink)
+        assert index.counts().removed == 0
+
+
+def test_a_segment_that_the_store_calls_another_version_is_the_same_if_its_bytes_are(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    key = keys_in(sink)[0]
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        put(sink, key, pristine()[key])
+        found = refresh(index, sink)
+        assert (found.changed, found.events) == ((), 0)
+
+
+def test_it_knows_which_events_are_in_the_tree_and_at_which_leaf(path: Path) -> None:
+    whole = pristine()
+    sink = sink_with({key: whole[key] for key in sorted(whole)[:3]}, has_tree=True)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        for key in sorted(whole)[3:]:
+            sink.put(key, whole[key])
+        refresh(index, sink)
+        assert index.counts().sequenced == 6
+        sequence(sink)
+        refresh(index, sink)
+        assert index.counts().sequenced == 10
+        leaves = {entry.recorded.id: entry.leaf for entry in ask_events(index, Question())}
+    lines = [line for key in sorted(whole) for line in whole[key].split(b"\n")[:-1]]
+    for event, leaf in leaves.items():
+        assert leaf is not None
+        assert f'"uid":"{event}"'.encode() in lines[leaf]
+
+
+def test_a_tree_that_cannot_be_read_leaves_events_unproven(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    put(sink, "tlog/checkpoint", b"nonsense")
+    with opened(path, sink) as index:
+        assert refresh(index, sink).events == 10
+        assert index.counts().sequenced == 0
+    assert "is not known any further" in caplog.text
+
+
+def test_a_damaged_segment_hides_no_other_and_none_of_its_own_whole_lines(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    broken, huge, *_ = keys_in(sink)
+    edit(sink, broken, lambda lines: [lines[0], b"{", b'{"class_uid":6005}', *lines[2:]])
+    put(sink, huge, b"\n" * 100_001)
+    with opened(path, sink) as index:
+        found = refresh(index, sink)
+        assert set(found.damaged) == {broken, huge}
+        assert len(ids(index)) == 10 - 1 - 3
+
+
+@given(st.binary(max_size=300) | st.lists(st.binary(max_size=60), max_size=6).map(b"\n".join))
+def test_any_bytes_in_a_segments_place_are_taken_in_as_damaged(data: bytes) -> None:
+    sink = MemoryStore()
+    key = min(pristine())
+    sink.put(key, data)
+    with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "index", sink) as index:
+        assert set(refresh(index, sink).damaged) == {key}
+
+
+# ------------------------------------------------------------------------------------------- what befalls it
+
+
+def test_a_damaged_file_is_built_again_and_that_is_told(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+    path.write_bytes(b"this was an index" * 500)
+    with opened(path, sink, is_ours=True) as index:
+        assert index.rebuilt is not None
+        assert refresh(index, sink).events == 10
+
+
+def test_a_damaged_page_is_met_and_the_index_starts_anew(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+    data = bytearray(path.read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    with opened(path, sink) as index:
+        with pytest.raises(sqlite3.DatabaseError) as met:
+            ids(index)
+        assert is_damage(met.value)
+        index.start_anew(str(met.value))
+        refresh(index, sink)
+        assert len(ids(index)) == 10
+
+
+def test_another_programs_file_is_left_alone(path: Path, tmp_path: Path) -> None:
+    sink = sink_with({}, has_tree=False)
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear Ada," * 50)
+    with pytest.raises(ConfigError, match="left alone"):
+        opened(letter, sink)
+    other = tmp_path / "other.sqlite"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE mine (value)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(ConfigError, match="left alone"):
+        opened(other, sink)
+    assert letter.read_text().startswith("Dear Ada,")
+    assert other.stat().st_size > 0
+
+
+def test_another_sinks_index_is_not_taken_for_this_ones(path: Path) -> None:
+    with Index(path, sink="s3://one/log"):
+        pass
+    with pytest.raises(ConfigError, match="s3://one/log"):
+        Index(path, sink="s3://two/log")
+
+
+def test_an_index_of_another_release_is_built_again(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with opened(path, sink) as index:
+        assert index.rebuilt is not None
+        assert "99" in index.rebuilt
+        assert refresh(index, sink).events == 10
+
+
+def test_it_is_for_this_user_alone(path: Path) -> None:
+    with Index(path, sink=SINK):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_questions_go_by_is_made_where_it_is_missing(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        list(index.select("SELECT 1", []))
+    connection = sqlite3.connect(path)
+    names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    connection.close()
+    assert set(INDICES) <= names
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from strongroom.stores.open import open_store
+from strongroom_security.auditlog.index import Index
+from strongroom_security.auditlog.indexing import refresh
+sink = open_store(sys.argv[1])
+with Index(Path(sys.argv[2]), sink=sink.uri) as index:
+    print("ready", flush=True)
+    print(refresh(index, sink).events, index.counts().events, flush=True)
+"""
+
+
+def on_disk(tmp_path: Path, writers: int = 20) -> LocalStore:
+    sink = LocalStore(tmp_path / "log")
+    for number in range(1, writers + 1):
+        key = key_of(f"{number:032x}", "run-a", number)
+        for name, data in segments_of(key, [40, 40], is_last=True, vouched=None).items():
+            sink.put(name, data)
+    return sink
+
+
+def test_two_processes_at_once_build_one_index(tmp_path: Path, path: Path) -> None:
+    sink = on_disk(tmp_path)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "log"), str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [child.communicate(timeout=60)[0].split() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert sum(int(words[1]) for words in said) == 1_600
+    assert {words[2] for words in said} == {"1600"}
+    with opened(path, sink) as index:
+        assert len(ids(index)) == 1_600
+
+
+def test_a_kill_in_the_middle_leaves_an_index_that_is_gone_on_with(tmp_path: Path, path: Path) -> None:
+    sink = on_disk(tmp_path)
+    for delay_s in (0.0, 0.005, 0.02, 0.05):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "log"), str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(delay_s)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert len(ids(index)) == index.counts().events == 1_600
+        assert index.rebuilt is None
+
+
+def test_who_waits_for_another_process_waits_no_longer_than_it_may(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_LOCK_S", 0.1)
+    with (
+        Index(path, sink=SINK) as one,
+        Index(path, sink=SINK) as other,
+        one.refreshing(),
+        pytest.raises(StoreError, match="another process"),
+        other.refreshing(),
+    ):
+        pass
+
+
+# ------------------------------------------------------------------------------ listing, and many processes
+
+
+def test_a_segment_that_comes_while_the_sink_is_listed_makes_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a writer's two new segments a listing may show the second alone: the first was not there yet."""
+    sink = LocalStore(tmp_path / "log")
+    for key, data in segments_of(KEYS[ANN], [1, 1, 1, 1], is_last=True, vouched=None).items():
+        sink.put(key, data)
+    everything = dict(sink.details("segments"))
+    first, second, third, _ = sorted(everything)
+    answers = [{key: everything[key] for key in (first, third)}, everything]
+    monkeypatch.setattr(sink, "details", lambda prefix: answers.pop(0))
+    # The fourth came after what is looked at here began, and waits for the next time.
+    assert list(list_segments(sink).segments) == [first, second, third]
+
+
+def _length(data: bytes) -> int:
+    return len(data)
+
+
+def test_work_that_is_spread_over_processes_comes_back_in_order() -> None:
+    things = [bytes(number) for number in range(40)]
+    expected = list(range(40))
+    assert list(spread(_length, things, size_bytes=0)) == expected
+    assert list(spread(_length, things, size_bytes=WORTH_IT_BYTES, processes=2)) == expected
+
+
+def _dies(data: bytes) -> int:
+    import multiprocessing
+
+    if len(data) == 3 and multiprocessing.parent_process() is not None:
+        os._exit(1)
+    return len(data)
+
+
+def test_a_process_that_is_killed_is_done_without() -> None:
+    things = [bytes(number) for number in range(12)]
+    assert list(spread(_dies, things, size_bytes=WORTH_IT_BYTES, processes=2)) == list(range(12))
