@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,9 +282,13 @@ def test_a_save_is_on_record_from_its_launch_to_its_commit(
     assert started.root == store.uri
 
 
-def test_that_a_save_started_is_out_of_the_process_before_its_commit(
-    store: Any, policy: SecurityPolicy, auditor: RecordingAuditor
-) -> None:
+def test_that_a_save_started_is_out_of_the_process_before_its_commit(store: Any) -> None:
+    class Slow(RecordingAuditor):
+        def secure(self, *, within_s: float) -> None:
+            time.sleep(0.2)
+            super().secure(within_s=within_s)
+
+    auditor = Slow()
     seen: list[tuple[int, int]] = []
 
     def hook(operation: str, key: str) -> None:
@@ -291,7 +296,7 @@ def test_that_a_save_started_is_out_of_the_process_before_its_commit(
             seen.append((len(auditor.of(Action.SAVE, Phase.STARTED)), len(auditor.secured)))
 
     store.hook = hook
-    with Checkpointer(store, security=policy) as checkpointer:
+    with Checkpointer(store, security=SecurityPolicy(auditor=auditor)) as checkpointer:
         checkpointer.save(1, state()).result()
         assert seen == [(1, 1)]
         assert 0 < auditor.secured[0] <= 5
