@@ -1,0 +1,202 @@
+"""Who read this checkpoint, when and from where; what happened to this run: answered, and by an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_making import TIME_MS, actor, key_of, sink_with
+
+from strongroom.auditing import Act, Action, Outcome, Phase
+from strongroom.layout import CheckpointName
+from strongroom_security.auditlog.index import Index
+from strongroom_security.auditlog.indexing import refresh
+from strongroom_security.auditlog.queries import (
+    READS,
+    WRITES,
+    Operation,
+    Question,
+    ask_events,
+    ask_operations,
+    statement_of,
+)
+from strongroom_security.auditlog.segments import SegmentChain
+
+HOUR_MS = 3_600_000
+
+TRAINER = actor("ada")
+READER = actor(
+    "bob", host="laptop", ip="10.9.9.9", role="validator-reader", identity="arn:aws:iam::1:user/bob", pid=7
+)
+THIEF = actor("eve", host="attic", ip=None, role=None, identity=None, job={}, rank=None, pid=666)
+
+
+def step(number: int) -> CheckpointName:
+    return CheckpointName(launch=1, step=number, attempt="a" * 16)
+
+
+def did(action: Action, phase: Phase, outcome: Outcome, operation: int, **more: Any) -> Act:
+    known: dict[str, Any] = {
+        "action": action,
+        "phase": phase,
+        "outcome": outcome,
+        "operation": f"{operation:016x}",
+        "root": "s3://bucket/runs/a",
+        "run": "run-a",
+    }
+    return Act(**(known | more))
+
+
+def story() -> list[tuple[int, Any, Act]]:
+    """Hours, actors and acts: a day of a run."""
+    save, restore = Action.SAVE, Action.RESTORE
+    return [
+        (0, TRAINER, did(save, Phase.STARTED, Outcome.UNKNOWN, 1, checkpoint=step(100))),
+        (0, TRAINER, did(save, Phase.FINISHED, Outcome.SUCCESS, 1, checkpoint=step(100))),
+        (5, READER, did(restore, Phase.INTENDED, Outcome.UNKNOWN, 2, checkpoint=step(100))),
+        (5, READER, did(Action.UNWRAP, Phase.FINISHED, Outcome.SUCCESS, 3, checkpoint=step(100))),
+        (6, READER, did(restore, Phase.FINISHED, Outcome.SUCCESS, 2, checkpoint=step(100))),
+        (20, THIEF, did(Action.EXPORT, Phase.INTENDED, Outcome.UNKNOWN, 4, checkpoint=step(100))),
+        (
+            20,
+            THIEF,
+            did(Action.EXPORT, Phase.FINISHED, Outcome.DENIED, 4, checkpoint=step(100), reason="no key"),
+        ),
+        (21, THIEF, did(Action.LIST, Phase.FINISHED, Outcome.DENIED, 5)),
+        (22, READER, did(restore, Phase.INTENDED, Outcome.UNKNOWN, 6, checkpoint=step(200))),
+        (23, TRAINER, did(Action.REMOVE, Phase.FINISHED, Outcome.SUCCESS, 7, checkpoint=step(100))),
+        (24, TRAINER, did(save, Phase.FINISHED, Outcome.SUCCESS, 8, run="run-b", checkpoint=step(100))),
+    ]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    """Each actor is a process of its own, with a writer of its own."""
+    segments: dict[str, bytes] = {}
+    for number, who in enumerate((TRAINER, READER, THIEF), 1):
+        for run in ("run-a", "run-b"):
+            chain = SegmentChain(key_of(f"{number}{run[-1]}".rjust(32, "0"), run, number))
+            lines = [chain.open(time_ms=TIME_MS, certificate=None)]
+            lines += [
+                chain.add(act, who, time_ms=TIME_MS + hour * HOUR_MS)
+                for hour, by, act in story()
+                if by is who and act.run == run
+            ]
+            segments[chain.key] = b"".join([*lines, chain.close(time_ms=TIME_MS)])
+    sink = sink_with(segments, has_tree=False)
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as made:
+        refresh(made, sink)
+        yield made
+
+
+def told(operations: list[Operation]) -> list[tuple[str, str, str]]:
+    return [(each.begin.action, each.outcome, each.begin.user) for each in operations]
+
+
+READ_IT = Question(run="run-a", step=100, actions=READS, or_intended=True)
+
+
+def test_who_read_this_checkpoint_when_and_from_where(index: Index) -> None:
+    found = ask_operations(index, READ_IT)
+    assert told(found) == [
+        ("export", "denied", "eve"),
+        ("restore", "success", "bob"),
+        ("unwrap", "success", "bob"),
+    ]
+    said = found[1].to_json()
+    assert (said["begun"], said["ended"]) == (TIME_MS + 5 * HOUR_MS, TIME_MS + 6 * HOUR_MS)
+    assert (said["host"], said["ip"], said["identity"]) == ("laptop", "10.9.9.9", "arn:aws:iam::1:user/bob")
+    assert len(said["events"]) == 2
+    assert said["sequenced"] is False
+
+
+def test_a_read_of_which_no_end_is_known_is_told(index: Index) -> None:
+    (found,) = ask_operations(index, Question(run="run-a", step=200))
+    assert (found.outcome, found.end, found.begin.action) == ("unknown", None, "restore")
+
+
+def test_what_happened_to_this_run_in_some_hours(index: Index) -> None:
+    since = Question(run="run-a", since_ms=TIME_MS + 20 * HOUR_MS, until_ms=TIME_MS + 23 * HOUR_MS)
+    assert told(ask_operations(index, since)) == [
+        ("restore", "unknown", "bob"),
+        ("list", "denied", "eve"),
+        ("export", "denied", "eve"),
+    ]
+
+
+def test_an_operation_is_told_whole_though_only_its_end_was_asked_for(index: Index) -> None:
+    (found,) = ask_operations(index, Question(outcomes=frozenset(["denied"]), actions=frozenset(["export"])))
+    assert [entry.recorded.phase for entry in found.entries] == ["intended", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    (
+        (Question(actor="eve"), 3),
+        (Question(actor="laptop"), 4),
+        (Question(actor="user/bob"), 4),
+        (Question(actor="nobody"), 0),
+        (Question(host="attic"), 3),
+        (Question(role="validator-reader"), 4),
+        (Question(role="validator-reader", host="attic"), 0),
+        (Question(outcomes=frozenset(["denied"])), 2),
+        (Question(outcomes=frozenset(["denied", "success"]), actor="eve"), 2),
+        (Question(actions=WRITES), 4),
+        (Question(run="run-b"), 1),
+        (Question(run="run-a", launch=2), 0),
+        (Question(run="run-a' OR 1=1 --"), 0),
+        (Question(), 11),
+    ),
+)
+def test_questions_are_as_narrow_as_they_say(index: Index, question: Question, expected: int) -> None:
+    assert len(list(ask_events(index, question))) == expected
+
+
+def test_so_many_rows_are_the_newest(index: Index) -> None:
+    assert told(ask_operations(index, Question(run="run-a"), limit=2)) == [
+        ("remove", "success", "ada"),
+        ("restore", "unknown", "bob"),
+    ]
+    assert [each.recorded.action for each in ask_events(index, Question(), limit=1)] == ["save"]
+
+
+def test_two_processes_that_call_their_operations_the_same_are_told_apart(tmp_path: Path) -> None:
+    segments = {}
+    for number, who in enumerate((READER, THIEF), 1):
+        chain = SegmentChain(key_of(f"{number:032x}", "run-a", number))
+        lines = [chain.open(time_ms=TIME_MS, certificate=None)]
+        lines.append(
+            chain.add(did(Action.READ, Phase.FINISHED, Outcome.SUCCESS, 1), who, time_ms=TIME_MS + number)
+        )
+        segments[chain.key] = b"".join([*lines, chain.close(time_ms=TIME_MS)])
+    sink = sink_with(segments, has_tree=False)
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as made:
+        refresh(made, sink)
+        assert told(ask_operations(made, Question())) == [
+            ("read", "success", "eve"),
+            ("read", "success", "bob"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("question", "by"),
+    (
+        (READ_IT, "events_checkpoint (run=? AND step=?)"),
+        (Question(run="run-a", since_ms=1), "events_run (run=? AND time>?)"),
+        (Question(run="run-a", since_ms=1, until_ms=2), "events_run (run=? AND time>? AND time<?)"),
+        (Question(run="run-a", step=100), "events_checkpoint (run=? AND step=?)"),
+        (Question(actor="eve"), "events_actor (actor=?)"),
+        (Question(actor="eve", since_ms=1), "events_actor (actor=? AND time>?)"),
+        (Question(outcomes=frozenset(["denied"]), since_ms=1), "events_outcome (outcome=? AND time>?)"),
+        (Question(actions=frozenset(["remove"]), since_ms=1), "events_action (action=? AND time>?)"),
+        (Question(since_ms=1), "events_time (time>?)"),
+    ),
+)
+def test_no_question_looks_at_every_event(index: Index, question: Question, by: str) -> None:
+    """The plan of a statement is what makes it quick with a million events."""
+    statement, values = statement_of(question, "e.operation, a.host, a.pid")
+    plan = [row[3] for row in index.select(f"EXPLAIN QUERY PLAN {statement}", values)]
+    assert f"SEARCH e USING INDEX {by}" in plan
+    assert not any(step.startswith(("SCAN e", "SCAN s")) for step in plan)
