@@ -199,13 +199,6 @@ class Spool:
             if folder is not None:
                 yield folder
 
-    def has_orphans(self) -> bool:
-        """Whether any process has left something here."""
-        for folder in self.orphans():
-            folder.release()
-            return True
-        return False
-
     @staticmethod
     def _take(path: Path) -> WriterFolder | None:
         try:
