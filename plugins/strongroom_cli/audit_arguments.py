@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from strongroom.auditing import Action, Outcome
 from strongroom_cli.audit_alerts import add_alerts
+from strongroom_cli.audit_flush import add_flush
 from strongroom_cli.audit_prove import add_prove
 from strongroom_cli.audit_reconcile import add_reconcile
 from strongroom_cli.audit_sequence import add_sequence, add_sink, duration_s
@@ -41,6 +42,7 @@ def add_audit(commands: Any) -> None:
     _add_show(verbs)
     add_sequence(verbs)
     add_prove(verbs)
+    add_flush(verbs)
     add_reconcile(verbs)
     add_alerts(verbs)
 
