@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -119,11 +120,12 @@ def access_of_line(line: str, source: str) -> Access | None:
         agent=None if client is None or client["agent"] == "-" else client["agent"][1:-1],
         request=None if head["request"] == "-" else head["request"],
         bucket=head["bucket"],
-        key=unquote(key),
+        key=unquote(key) if "%" in key else key,
         sent_bytes=None if told is None or told["sent"] == "-" else int(told["sent"][:18]),
     )
 
 
+@lru_cache(maxsize=1_024)
 def kind_of(operation: str, *, has_key: bool) -> AccessKind | None:
     """What an operation is for: ``REST.GET.OBJECT``; what is not known counts by its verb, as the worst.
 
@@ -167,21 +169,27 @@ def _served(status: str, error: str) -> Served:
 
 
 def _time(text: str, source: str) -> int:
-    match = _TIME.fullmatch(text)
     try:
-        if match is None:
-            raise ValueError
-        offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"]))
-        moment = datetime(
-            int(match["year"]),
-            _MONTHS.index(match["month"]) + 1,
-            int(match["day"]),
-            int(match["hour"]),
-            int(match["minute"]),
-            min(int(match["second"]), 59),  # a leap second has no place of its own
-            tzinfo=timezone.utc,
-        )
+        return _moment(text)
     except ValueError:
         raise FormatError(f"{source} tells no time: expected as 06/Feb/2019:00:00:38 +0000") from None
+
+
+@lru_cache(maxsize=4_096)
+def _moment(text: str) -> int:
+    """In ms since the epoch; many lines tell of one second."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"]))
+    moment = datetime(
+        int(match["year"]),
+        _MONTHS.index(match["month"]) + 1,
+        int(match["day"]),
+        int(match["hour"]),
+        int(match["minute"]),
+        min(int(match["second"]), 59),  # a leap second has no place of its own
+        tzinfo=timezone.utc,
+    )
     ms = round(moment.timestamp() * 1000)
     return ms - round(offset.total_seconds() * 1000) * (1 if match["sign"] == "+" else -1)

@@ -8,8 +8,9 @@ ours at once. What nothing on record accounts for is a bypass.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -200,7 +201,7 @@ class _Joining:
         self._settings = settings
         self._joined = Joined()
         self._found: dict[tuple[object, ...], Finding] = {}
-        self._seen: set[int] = set()
+        self._seen: set[tuple[str | None, str]] = set()
         self._requests: set[tuple[str, AccessKind, str | None]] = set()
         self._has_objects = self._has_keys = False
 
@@ -232,12 +233,14 @@ class _Joining:
             return "" if self._is_watched_key(access.kms_key) else None
         if watched.bucket is None or access.bucket != watched.bucket or access.key is None:
             return None
-        for key in dict.fromkeys((access.key, _decoded(access.key))):
-            if key.startswith(watched.prefix):
-                return key[len(watched.prefix) :]
-            if access.kind is AccessKind.LOOK and watched.prefix == f"{key}/":
-                return ""
-        return None
+        key = access.key
+        if not key.startswith(watched.prefix) and "%" in key:
+            # S3 encodes a key for its log that the client had encoded before.
+            key = unquote(key)
+        if key.startswith(watched.prefix):
+            return key[len(watched.prefix) :]
+        is_root = access.kind is AccessKind.LOOK and watched.prefix == f"{key}/"
+        return "" if is_root else None
 
     def _is_watched_key(self, key: str | None) -> bool:
         return key is not None and (key in self._watched.kms_keys or _id(key) in self._watched.kms_keys)
@@ -278,24 +281,19 @@ class _Joining:
         """What an access comes to, and the operation that it is part of, or that is nearest."""
         asked = self._operations.of_request(access.request)
         if asked is not None:
-            self._seen.add(id(asked))
+            self._seen.add((asked.folder, asked.action))
             return self._by_identity(access, asked, has_request=True), asked
         folder = _folder(where)
-        known = self._candidates(access, where, folder)
-        if not known and _is_at_large(access.kind, where, folder):
-            known = self._at_large(access)
-        if not known:
+        best = _closest(access, self._candidates(access, where, folder))
+        if best is None and _is_at_large(access.kind, where, folder):
+            best = self._at_large(access)
+        if best is None:
             observed = folder is not None and self._operations.is_observed(folder)
             if observed and access.kind in (AccessKind.WRITE, AccessKind.WRAP, AccessKind.SIGN):
                 return Verdict.OBSERVED, None
             return self._unless_expected(access, Verdict.BYPASS), None
-        for each in known:
-            if likeness(access.identity, each.identity) is not Likeness.OTHER:
-                self._seen.add(id(each))
-        best = max(
-            known,
-            key=lambda each: (likeness(access.identity, each.identity), access.address == each.address),
-        )
+        if likeness(access.identity, best.identity) is not Likeness.OTHER:
+            self._seen.add((best.folder, best.action))
         return self._by_identity(access, best, has_request=False), best
 
     def _by_identity(self, access: Access, operation: Operation, *, has_request: bool) -> Verdict:
@@ -317,26 +315,23 @@ class _Joining:
             return Verdict.EXPECTED
         return verdict
 
-    def _candidates(self, access: Access, where: str, folder: str | None) -> Sequence[Operation]:
+    def _candidates(self, access: Access, where: str, folder: str | None) -> Iterator[Operation]:
         if folder is None:
-            return ()
+            return
         window = self._settings.window_ms
-        return [
-            each
-            for each in self._operations.on(folder)
-            if each.first - window <= access.time <= each.last + window
-            and not each.is_observed
-            and _does(each, access.kind, where)
-        ]
+        for each in self._operations.on(folder):
+            if each.is_observed or not each.first - window <= access.time <= each.last + window:
+                continue
+            if _does(each, access.kind, where):
+                yield each
 
-    def _at_large(self, access: Access) -> Sequence[Operation]:
+    def _at_large(self, access: Access) -> Operation | None:
         """What somebody is at on the run as a whole: small documents are read by whatever is done there."""
         if access.identity is None:
-            return ()
+            return None
         window = self._settings.window_ms
         found = self._operations.by(access.identity, access.time, window)
-        found = found or self._operations.by(None, access.time, window)
-        return () if found is None else (found,)
+        return found or self._operations.by(None, access.time, window)
 
     def _tell(self, access: Access, where: str, verdict: Verdict, near: Operation | None) -> None:
         top = _folder(where) or where.partition("/")[0]
@@ -380,7 +375,7 @@ class _Joining:
         return [
             each
             for each in self._operations
-            if id(each) not in self._seen
+            if (each.folder, each.action) not in self._seen
             and not each.is_observed
             and each.has_succeeded
             and each.root.rstrip("/") == root
@@ -394,6 +389,19 @@ _TOUCHING: Final = frozenset(
     each.value for each in (Action.RESTORE, Action.VERIFY, Action.EXPORT, Action.SAVE, Action.REMOVE)
 )
 """What never comes off without an object being read, written or deleted."""
+
+
+def _closest(access: Access, operations: Iterable[Operation]) -> Operation | None:
+    """The operation that was most likely done by whoever asked."""
+    best: Operation | None = None
+    nearness = (Likeness.OTHER, False)
+    for each in operations:
+        near = (likeness(access.identity, each.identity), access.address == each.address)
+        if best is None or near > nearness:
+            best, nearness = each, near
+        if nearness == (Likeness.SAME, True):
+            break  # of a thousand ranks' operations, no other is closer
+    return best
 
 
 def _does(operation: Operation, kind: AccessKind, where: str) -> bool:
@@ -432,19 +440,19 @@ def _is_at_large(kind: AccessKind, where: str, folder: str | None) -> bool:
 def _is_small(where: str) -> bool:
     """Whether a key is of a document that whoever lists a run reads."""
     top, _, inside = where.partition("/")
-    if CheckpointName.parse(top) is None:
+    if not _is_folder(top):
         return True
     return inside in (layout.COMMIT, layout.SIGNATURE) or inside.startswith(f"{layout.SIGNATURES}/")
 
 
 def _folder(where: str) -> str | None:
     top = where.partition("/")[0]
-    return top if CheckpointName.parse(top) is not None else None
+    return top if _is_folder(top) else None
 
 
-def _decoded(key: str) -> str:
-    # S3 encodes a key for its log that the client had encoded before.
-    return unquote(key)
+@lru_cache(maxsize=65_536)
+def _is_folder(top: str) -> bool:
+    return CheckpointName.parse(top) is not None
 
 
 def _id(key: str) -> str:
