@@ -146,7 +146,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The events of one activity of one process: what it intended, and how it ended.
+    """The events of one activity of one writer: what it intended, and how it ended.
 
     Attributes:
         entries: in the order of the log.
@@ -288,8 +288,8 @@ def ask_operations(index: Index, question: Question, *, limit: int | None = None
     Args:
         limit: so many at most.
     """
-    wanted: dict[tuple[str, str, int], None] = {}
-    statement, values = statement_of(question, "e.operation, a.host, a.pid")
+    wanted: dict[tuple[str, str], None] = {}
+    statement, values = statement_of(question, "e.operation, s.writer")
     for row in index.select(statement, values):
         wanted[row] = None
         if limit is not None and len(wanted) == limit:
@@ -301,17 +301,16 @@ def ask_operations(index: Index, question: Question, *, limit: int | None = None
 def operations_of(entries: Iterable[Entry]) -> list[Operation]:
     """Events put together by the operations that they are of, in the order of each one's first event.
 
-    Two processes may, by chance or by intent, have called theirs the same.
+    Those of two writers are never one: a process could else say how another's reading has ended.
     """
-    together: dict[tuple[str, str, int], list[Entry]] = {}
+    together: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        recorded = entry.recorded
-        together.setdefault((recorded.operation, recorded.host, recorded.pid), []).append(entry)
+        together.setdefault((entry.recorded.operation, _writer_of(entry)), []).append(entry)
     return [Operation(entries=tuple(several)) for several in together.values()]
 
 
-def _of_operations(index: Index, wanted: Sequence[tuple[str, str, int]]) -> Iterator[Entry]:
-    names = list(dict.fromkeys(name for name, _, _ in wanted))
+def _of_operations(index: Index, wanted: Sequence[tuple[str, str]]) -> Iterator[Entry]:
+    names = list(dict.fromkeys(name for name, _ in wanted))
     for first in range(0, len(names), _AT_ONCE):
         some = names[first : first + _AT_ONCE]
         where = f"e.operation IN ({_marks(some)})"
@@ -319,9 +318,13 @@ def _of_operations(index: Index, wanted: Sequence[tuple[str, str, int]]) -> Iter
         yield from map(_entry, index.select(statement, some))
 
 
-def _identity(operation: Operation) -> tuple[str, str, int]:
-    first = operation.entries[0].recorded
-    return first.operation, first.host, first.pid
+def _identity(operation: Operation) -> tuple[str, str]:
+    first = operation.entries[0]
+    return first.recorded.operation, _writer_of(first)
+
+
+def _writer_of(entry: Entry) -> str:
+    return entry.recorded.id.partition("-")[0]
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

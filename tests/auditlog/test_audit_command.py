@@ -1,0 +1,332 @@
+"""``strongroom audit verify``, ``query`` and ``show``, as people and programs meet them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+from log_making import (
+    ANN,
+    CLEO,
+    LOG_KEY,
+    RUN,
+    STRANGER,
+    TIME_MS,
+    VOUCHER,
+    act,
+    actor,
+    edit,
+    key_of,
+    keys_in,
+    pristine,
+    sequence,
+)
+
+from strongroom import Checkpointer
+from strongroom.stores.local import LocalStore
+from strongroom_cli.main import main
+from strongroom_security import SecurityPolicy
+from strongroom_security.auditlog.segments import SegmentChain
+
+HOSTILE = "evil\x1b[31m\x07[red]\r\n\u202e=cmd()"
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.out.isascii()
+        assert self.out.count("\n") == 1
+        return json.loads(self.out)
+
+
+Audit = Callable[..., Done]
+
+
+@pytest.fixture
+def audit(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audit:
+    """The command in this process, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("STRONGROOM_CONFIG", raising=False)
+
+    def run(*arguments: Any) -> Done:
+        capsys.readouterr()
+        try:
+            status = main(["audit", *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else -1
+        captured = capsys.readouterr()
+        return Done(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> LocalStore:
+    store = LocalStore(tmp_path / "log")
+    for key, data in pristine().items():
+        store.put(key, data)
+    return store
+
+
+def public_key(path: Path, key: Any = VOUCHER) -> str:
+    path.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return str(path)
+
+
+# ----------------------------------------------------------------------------------------------------- verify
+
+
+def test_a_whole_log_is_told_as_whole_and_who_vouches(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    sequence(sink)
+    signer = public_key(tmp_path / "audit.pub")
+    named = ("--sink", f"dir:{tmp_path / 'log'}", "--signer", signer, "--log-key", str(LOG_KEY.key))
+    done = audit("verify", *named)
+    assert done.status == 0
+    assert "10 events in 5 segments by 3 writers, 3 of them vouched for" in done.out
+    assert "the log is as it was written" in done.out
+    assert "has not ended" in done.out
+    said = audit("verify", *named, "--json").json
+    assert said["tampered"] is False
+    assert said["tree"]["signed_by"] == [LOG_KEY.key.name]
+    assert said["totals"]["unproven_events"] == 0
+    assert [each["kind"] for each in said["findings"]] == ["open"]
+
+
+def test_tampering_is_told_with_its_exact_place_and_status_1(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    key = keys_in(sink)[1]
+    edit(sink, key, lambda lines: [*lines[:2], lines[2].replace(b'"step":100', b'"step":101'), *lines[3:]])
+    done = audit("verify", "--sink", tmp_path / "log")
+    assert done.status == 1
+    assert f"tampered changed: {key}, line 3 (event {ANN}-6): " in done.out
+    assert "the log is not as it was written" in done.out
+    done = audit("verify", "--sink", tmp_path / "log", "--json")
+    assert done.status == 1
+    (found,) = [each for each in done.json["findings"] if each["gravity"] == "tampered"]
+    assert (found["segment"], found["line"], found["event"]) == (key, 3, f"{ANN}-6")
+
+
+def test_a_writer_by_another_signer_is_refused(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    done = audit("verify", "--sink", tmp_path / "log", "--signer", public_key(tmp_path / "x.pub", STRANGER))
+    assert done.status == 1
+    assert done.out.count("unknown-signer") == 5
+
+
+def test_where_nobody_is_named_who_vouches_that_is_said(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    done = audit("verify", "--sink", tmp_path / "log")
+    assert done.status == 0
+    assert "vouched for by nobody" in done.out
+    assert "10 of 10 events are unproven" in done.out
+
+
+def test_a_tree_that_is_not_the_one_that_was_kept_is_refused(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.note"
+    kept.write_bytes(sequence(sink))
+    named = ("verify", "--sink", tmp_path / "log", "--log-key", LOG_KEY.key, "--against", kept)
+    assert audit(*named).status == 0
+    sink.delete_tree("tlog")
+    done = audit(*named)
+    assert done.status == 1
+    assert "there is no tree any more" in done.out
+    assert audit("verify", "--sink", tmp_path / "log", "--against", tmp_path / "none").status == 2
+    kept.write_bytes(b"nonsense")
+    assert audit(*named).status == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    (
+        (("verify",), 2, "no audit log is named"),
+        (("verify", "--sink", "NOWHERE"), 3, "holds no audit log"),
+        (("verify", "--sink", "NOWHERE", "--witness-key", "x"), 2, "--log-key"),
+        (("verify", "--sink", "NOWHERE", "--log-key", "x"), 2, "NAME"),
+        (("query", "--since", "yesterday"), 2, "is no moment"),
+        (("query", "--outcome", "maybe"), 2, "is not an outcome"),
+        (("query", "--action", "peek"), 2, "is not an action"),
+        (("query", "--sink", "NOWHERE", "--checkpoint", "run-a", "last"), 2, "is no step"),
+        (("query", "--sink", "NOWHERE", "--checkpoint", "NOWHERE/run", "1"), 3, "is no run's root"),
+        (("query", "--sink", "NOWHERE", "--run", "-"), 2, "neither a run's id nor its root"),
+        (("show", "--sink", "NOWHERE", "event"), 2, "WRITER-SEQ"),
+        (("show", "--sink", "NOWHERE", f"{ANN}-1"), 3, f"holds no {ANN}-1"),
+    ),
+)
+def test_what_cannot_be_done_is_said_with_a_status_of_its_own(
+    audit: Audit, tmp_path: Path, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    done = audit(*(each.replace("NOWHERE", str(tmp_path / "nowhere")) for each in arguments))
+    assert done.status == status, done.err
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+# -------------------------------------------------------------------------------------------- query and show
+
+
+def test_a_checkpoint_is_asked_for_and_a_row_is_an_operation(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    named = ("--sink", tmp_path / "log")
+    done = audit("query", *named, "--checkpoint", RUN, 100)
+    assert done.status == 0
+    assert done.out.count("restore") == 8
+    assert "2025-11-30 09:46:40" in done.out
+    assert "assumed-role/trainer/ada" in done.out
+    assert "node-7 (10.0.0.7)" in done.out
+    assert "0 are in its tree, and 10 are unproven" in done.out
+    said = audit("query", *named, "--checkpoint", RUN, 100, "--json", "--limit", 1).json
+    assert (said["has_more"], said["run"], said["step"], len(said["rows"])) == (True, RUN, 100, 1)
+    assert said["index"]["unproven_events"] == 10
+    sequence(sink)
+    assert "10 are in its tree;" in audit("query", *named, "--run", RUN).out
+    assert (
+        audit("query", *named, "--run", RUN, "--all", "--json", "--limit", 0).json["rows"][0]["leaf"]
+        is not None
+    )
+
+
+def test_the_same_question_gives_the_same_json(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    asked = ("query", "--sink", tmp_path / "log", "--run", RUN, "--since", "2025-11-30T00:00Z", "--json")
+    assert audit(*asked).out == audit(*asked).out
+
+
+def test_nothing_is_read_of_the_log_with_no_refresh(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    named = ("query", "--sink", tmp_path / "log", "--json")
+    assert audit(*named, "--no-refresh").json["rows"] == []
+    assert len(audit(*named).json["rows"]) == 10
+    sink.delete_tree("segments")
+    assert len(audit(*named, "--no-refresh").json["rows"]) == 10
+    done = audit("query", "--sink", tmp_path / "log")
+    assert "is no more; its events are still told" in done.err
+    assert "the log was touched: 5 segments removed" in done.out
+
+
+def test_an_index_that_is_damaged_is_built_again_while_it_is_asked(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    index = tmp_path / "index.sqlite"
+    named = ("query", "--sink", tmp_path / "log", "--index", index, "--json")
+    whole = audit(*named)
+    data = bytearray(index.read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    index.write_bytes(data)
+    again = audit(*named)
+    assert again.out == whole.out
+    assert "was built anew" in again.err
+    other = tmp_path / "notes.txt"
+    other.write_text("mine " * 100)
+    assert audit("query", "--sink", tmp_path / "log", "--index", other).status == 2
+    assert other.read_text() == "mine " * 100
+
+
+def test_rows_become_a_csv_file_that_no_spreadsheet_carries_out(audit: Audit, tmp_path: Path) -> None:
+    sink = LocalStore(tmp_path / "log")
+    chain = SegmentChain(key_of(ANN, RUN, 1))
+    lines = [chain.open(time_ms=TIME_MS, certificate=None)]
+    lines += [
+        chain.add(act(1), actor(user, identity=user, host=user), time_ms=TIME_MS)
+        for user in ("=1+1", "@x", HOSTILE)
+    ]
+    sink.put(chain.key, b"".join([*lines, chain.close(time_ms=TIME_MS)]))
+    file = tmp_path / "rows.csv"
+    done = audit("query", "--sink", tmp_path / "log", "--all", "--csv", file)
+    assert done.status == 0
+    with file.open(newline="", encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    assert {row["user"] for row in rows} == {"'=1+1", "'@x", HOSTILE}
+    assert {row["time"] for row in rows} == {"2025-11-30T09:46:40.000Z"}
+    assert audit("query", "--sink", tmp_path / "log", "--csv", file).status == 2
+    shown = audit("query", "--sink", tmp_path / "log")
+    assert "\x1b" not in shown.out
+    assert "\u202e" not in shown.out
+
+
+def test_an_event_is_shown_as_it_stands(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    named = ("--sink", tmp_path / "log")
+    event = f"{CLEO}-2"
+    done = audit("show", *named, event)
+    assert done.status == 0
+    value = json.loads(done.out)
+    assert value["metadata"]["uid"] == event
+    assert f"{keys_in(sink)[4]}, line 3; not in the tree" in done.err
+    sequence(sink)
+    said = audit("show", *named, event, "--json").json
+    assert said["event"] == value
+    assert isinstance(said["leaf"], int)
+    edit(sink, keys_in(sink)[4], lambda lines: [*lines[:2], lines[2][:-5], *lines[3:]])
+    done = audit("show", *named, event, "--no-refresh")
+    assert done.status == 1
+    assert "holds nothing that can be read in its place" in done.err
+
+
+# ------------------------------------------------------------------------------------------- by a real policy
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    from strongroom_security.signers.generating import generate_key
+
+    generate_key(tmp_path / "signer.pem")
+    file = tmp_path / "strongroom.toml"
+    file.write_text('[sign]\nkey = "file:signer.pem"\n\n[audit]\nsink = "dir:log"\nspool = "spool"\n')
+    return file
+
+
+def test_who_saved_and_who_read_a_real_checkpoint_is_told_by_its_root(
+    audit: Audit, tmp_path: Path, policy_file: Path
+) -> None:
+    policy = SecurityPolicy.load(policy_file)
+    root = tmp_path / "runs" / "a"
+    state = {"weight": torch.ones(3)}
+    with Checkpointer(root, run_id="demo", security=policy) as checkpointer:
+        checkpointer.save(7, state)
+        checkpointer.wait()
+        checkpointer.restore(state, step=7)
+    policy.auditor.close(within_s=10)
+    named = ("--security", policy_file)
+    read = audit("query", *named, "--checkpoint", root, 7, "--json").json
+    assert read["run"] == "demo"
+    assert [(row["action"], row["outcome"]) for row in read["rows"]] == [("restore", "success")]
+    assert read["rows"][0]["pid"] > 0
+    happened = audit("query", *named, "--run", root, "--since", "24h", "--json", "--limit", 0).json["rows"]
+    assert {"launch", "save", "restore"} <= {row["action"] for row in happened}
+    assert audit("query", *named, "--run", "demo", "--since", "0s", "--json").json["rows"] == []
+    found = audit("verify", *named, "--json")
+    assert found.status == 0
+    assert found.json["totals"]["vouched_writers"] == found.json["totals"]["writers"]
+
+
+def test_whoever_asks_is_on_record_too(audit: Audit, tmp_path: Path, policy_file: Path) -> None:
+    named = ("--security", policy_file)
+    audit("query", *named, "--run", "run-a")
+    assert audit("show", *named, f"{ANN}-1").status == 3
+    rows = audit("query", *named, "--action", "audit", "--json").json["rows"]
+    assert [(row["action"], row["outcome"], row["run"]) for row in rows] == [
+        ("audit", "failure", None),
+        ("audit", "success", "run-a"),
+    ]
+    events = audit("query", *named, "--action", "audit", "--run", "run-a", "--all", "--json").json["rows"]
+    details = [event["details"] for event in events if event["run"] == "run-a"]
+    assert {"command": "audit query", "asked_run": "run-a"}.items() <= details[-1].items()
