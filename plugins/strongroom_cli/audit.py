@@ -16,7 +16,7 @@ __all__ = ["run"]
 _MODULES: Final = {"keygen": "audit_sequence"}
 """Of a verb that is not alone in its module."""
 
-_READING: Final = ("alerts", "query", "reconcile", "show", "verify")
+_READING: Final = ("alerts", "prove", "query", "reconcile", "show", "verify")
 """Verbs that read what others did, which is an act itself."""
 
 
