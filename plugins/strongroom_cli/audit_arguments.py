@@ -86,7 +86,7 @@ def _add_verify(verbs: Any) -> None:
     verify.add_argument(
         "--against",
         metavar="FILE",
-        help="a signed checkpoint of the log's tree that was kept elsewhere: it must have grown from that one",
+        help="a signed head of the log's tree that was kept elsewhere: the tree must have grown from it",
     )
     verify.add_argument(
         "--log-key",
