@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from s3_servers import free_port
 from segment_making import Writer
 
 from strongroom.errors import ConfigError, IntegrityError, StoreUnavailableError
 from strongroom.stores.memory import MemoryStore
 from strongroom_security.auditlog.sequencing import Log, sequence_once
-from strongroom_security.tlog.notekeys import NoteSigner
+from strongroom_security.tlog.notekeys import NoteSigner, VerifierKey
 from strongroom_security.tlog.witnesses import LogKeys, WitnessPolicy, open_checkpoint
 from strongroom_security.tlog.witnessing import Witness
 
@@ -95,3 +101,66 @@ def test_who_asks_witnesses_signs_by_ed25519_and_knows_their_keys(servers: list[
         Log(origin=ORIGIN, signers=(SIGNER,), witnesses=good.witnesses)
     with pytest.raises(ConfigError, match="one of the two is missing"):
         Log(origin=ORIGIN, signers=(SIGNER,), policy=good.policy)
+
+
+# --------------------------------------------------------------------------------- a witness that is not ours
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[tuple[str, VerifierKey]]:
+    """The witness of the package ``aics-witness``, as a process: its URL and its key."""
+    pytest.importorskip("aics_witness")
+    port = free_port()
+    environment = {**os.environ, "AICS_WITNESS_CONFIG": str(tmp_path / "witness.json")}
+
+    def command(*arguments: str) -> str:
+        whole = [sys.executable, "-m", "aics_witness", *arguments]
+        return subprocess.run(
+            whole, env=environment, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    command("init", "--name", "witness.example/other")
+    command("add-log", "--origin", ORIGIN, "--vkey", str(SIGNER.key))
+    key = VerifierKey.parse(json.loads(command("status", "--json"))["witness"]["vkey"])
+    serve = [sys.executable, "-m", "aics_witness", "serve", "--listen", f"127.0.0.1:{port}"]
+    with subprocess.Popen(serve, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}", key
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(300):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/healthz")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.05)
+        finally:
+            connection.close()
+    raise TimeoutError("the witness did not begin to answer")
+
+
+def test_a_witness_that_shares_no_code_with_us_cosigns_our_log(stranger: tuple[str, VerifierKey]) -> None:
+    url, key = stranger
+    asked = Log(
+        origin=ORIGIN,
+        signers=(SIGNER,),
+        witnesses=(Witness(url=url, timeout_s=10),),
+        policy=WitnessPolicy(keys=(key,), required=1),
+    )
+    sink, before = MemoryStore(), {}
+    for number in (1, 2, 3):
+        Writer(number).put(sink, segments=2, events=number * 100)
+        assert sequence_once(sink, asked).cosigned == ("witness.example/other",)
+        before = before or sink.contents()
+    back = MemoryStore()
+    back.plant(before)
+    Writer(4).put(back)
+    with pytest.raises(IntegrityError, match="set back"):
+        sequence_once(back, asked)

@@ -346,7 +346,9 @@ class Sequencer:
         """Create a plan; whether it is this one that stands, and not another's."""
         try:
             return self._sink.put_if_absent(plan_key(plan.size), plan.to_bytes())
-        except OutcomeUnknownError:
+        except OutcomeUnknownError as error:
+            if self._standing_plan(plan.size) is None:
+                raise StoreUnavailableError(str(error)) from error
             return False  # whatever stands there now is carried out
 
     def _carry_out(self, chosen: Chosen, current: _Current) -> _Current | None:
