@@ -20,7 +20,7 @@ from strongroom.stores.base import Store
 from strongroom.stores.s3.location import Location
 from strongroom_cli import words
 from strongroom_cli.audit_log import asked, open_index, sink_of, tell
-from strongroom_cli.console import line, new_console, new_table, print_json
+from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.standing import read_history
 from strongroom_security.auditlog.events import Recorded
 from strongroom_security.auditlog.index import Index, IndexCounts
@@ -304,22 +304,19 @@ def _print(console: Console, told: _Told) -> None:
 
 
 def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    if not findings:
-        return
-    table = new_table("WHAT", "COUNT", "FIRST (UTC)", "LAST", "WHO", "FROM", "OF", "WHY", right=("COUNT",))
     for each in findings[:_SHOWN]:
         style = "bold red" if each.verdict.is_bypass else "yellow"
-        table.add_row(
-            line((each.operation, style)),
-            line(f"{each.count:,}"),
-            line(utc(each.first)),
-            line(utc(each.last)),
-            line(each.identity or "nobody who said so"),
-            line(each.address or words.NOTHING),
-            line(_of(each)),
-            line(_why(each)),
+        when = utc(each.first) if each.first == each.last else f"{utc(each.first)} to {utc(each.last)}"
+        console.print(
+            line(
+                (f"{each.verdict.value} ", style),
+                f"{each.operation} of {_of(each)} by {each.identity or 'nobody who said so'} from "
+                f"{each.address or 'an address that is not told'}, {when} UTC",
+                f" ({each.count:,} times)" if each.count > 1 else "",
+                f": {_why(each)}",
+            ),
+            soft_wrap=True,
         )
-    console.print(table)
     if len(findings) > _SHOWN:
         console.print(line((f"and {len(findings) - _SHOWN:,} more; --json lists them all", "dim")))
 
@@ -350,8 +347,8 @@ def _print_end(console: Console, told: _Told) -> None:
         line(
             ("run ", "dim"),
             f"{told.watched.run}: {words.count(told.events, 'event')} on record; "
-            f"{words.count(told.files, 'file')} with {looked:,} accesses, {joined.matched:,} of them ours; "
-            f"{joined.failed:,} came to nothing, {joined.open:,} are too young to be judged, "
+            f"{words.count(told.files, 'file')} with {_accesses_in_words(looked)}, {joined.matched:,} of them "
+            f"ours; {joined.failed:,} came to nothing, {joined.open:,} are too young to be judged, "
             f"{joined.others:,} are about something else",
         ),
         soft_wrap=True,
@@ -364,7 +361,7 @@ def _print_end(console: Console, told: _Told) -> None:
             "see 'strongroom audit verify'"
         )
     if bypassed or told.unrecorded:
-        parts = [f"{bypassed:,} accesses"] if bypassed else []
+        parts = [_accesses_in_words(bypassed)] if bypassed else []
         parts += [words.count(len(told.unrecorded), "commit")] if told.unrecorded else []
         console.print(line((f"{' and '.join(parts)} went round the log", "bold red")))
     elif joined.damage_count:
@@ -372,6 +369,10 @@ def _print_end(console: Console, told: _Told) -> None:
         console.print(line((f"{places} could not be read; what they say is not known", "yellow")))
     else:
         console.print(line(("nothing went round the log", "green")))
+
+
+def _accesses_in_words(number: int) -> str:
+    return "1 access" if number == 1 else f"{number:,} accesses"
 
 
 def utc(ms: int) -> str:
