@@ -88,6 +88,17 @@ FIGURES = {
         ),
         "peak host memory added by an upload",
     ],
+    "audit": [
+        "audit: events recorded in a second of one core",
+        "audit: record one event",
+        "audit: stall of a save with a log / without",
+        "audit: have an intent to read on record",
+        "audit: who read this checkpoint",
+        "audit: what happened to this run in 24 h",
+        "audit: build the index",
+        "audit: verify chains, signatures and tree",
+        "audit: sequence",
+    ],
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from strongroom_bench import (
+    audit,
     costs,
     indexes,
     listing,
@@ -45,4 +46,5 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "listing": listing.measure,
     "indexes": indexes.measure,
     "s3": objects.measure,
+    "audit": audit.measure,
 }

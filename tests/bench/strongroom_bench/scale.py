@@ -23,6 +23,7 @@ class Scale:
         memory_saves: saves that must not grow the process.
         checkpoints: in the run that is listed.
         index_tensors, index_shards: of the plan that is encoded.
+        events: in the audit log that is read.
         flushes: whether dirty pages are flushed before each timed run.
     """
 
@@ -39,6 +40,7 @@ class Scale:
     checkpoints: int
     index_tensors: int
     index_shards: int
+    events: int
     flushes: bool
 
     @property
@@ -64,6 +66,7 @@ FULL: Final = Scale(
     checkpoints=10_000,
     index_tensors=1_000,
     index_shards=512,
+    events=1_000_000,
     flushes=True,
 )
 """What the bars are about."""
@@ -82,6 +85,7 @@ QUICK: Final = Scale(
     checkpoints=1_000,
     index_tensors=200,
     index_shards=64,
+    events=50_000,
     flushes=True,
 )
 """A look in about a minute; its figures say little."""
@@ -100,6 +104,7 @@ TINY: Final = Scale(
     checkpoints=3,
     index_tensors=3,
     index_shards=2,
+    events=200,
     flushes=False,
 )
 """What the tests run: every line of the benchmarks, and no measurement."""
