@@ -210,6 +210,11 @@ def test_a_read_that_does_not_say_of_what_is_damaged_and_not_passed_over() -> No
         accesses_of(event_of(requestParameters={}), "t")
 
 
+def test_what_came_to_nothing_or_passed_an_endpoint_need_not_say_of_what() -> None:
+    assert accesses_of(event_of(requestParameters=None, errorCode="InvalidRequest"), "t") == []
+    assert accesses_of(event_of(requestParameters=None, eventCategory="NetworkActivity"), "t") == []
+
+
 def test_nothing_of_a_request_that_may_be_a_key_is_kept() -> None:
     asked = {
         "encryptionContext": CONTEXT,

@@ -251,6 +251,22 @@ def test_a_stranger_that_looks_is_told() -> None:
     assert [each.verdict for each in found.findings] == [Verdict.LOOK]
 
 
+def test_a_look_by_whom_one_expects_is_told_as_that() -> None:
+    look = access(AccessKind.LOOK, at=NOW, identity=MALLORY)
+    assert verdict(Log(), look, expected=(MALLORY,)) is Verdict.EXPECTED
+
+
+def test_a_thousand_ranks_that_restore_one_checkpoint_are_all_accounted_for() -> None:
+    log = Log()
+    for rank in range(1000):
+        log.read(100, at=NOW, by=replace(VALIDATOR, rank=rank, ip=f"192.0.{rank // 250}.{rank % 250}"))
+    reads = [
+        access(at=NOW, address=f"192.0.{rank // 250}.{rank % 250}", path=f"data/{rank:05d}-00.safetensors")
+        for rank in range(1000)
+    ]
+    assert joined(log, *reads).matched == 1000
+
+
 def test_whom_one_expects_without_events_is_told_apart() -> None:
     backup = "arn:aws:sts::111122223333:assumed-role/backup/x"
     found = joined(

@@ -56,6 +56,8 @@ _KEY_CALLS: Final = {
 }
 
 _REFUSALS: Final = ("AccessDenied", "NotAuthorized", "UnauthorizedOperation", "Forbidden")
+_NETWORK: Final = "NetworkActivity"
+"""What passed a VPC endpoint: each is told of as a data event as well, with its object."""
 _ANONYMOUS: Final = "ANONYMOUS_PRINCIPAL"
 _OBJECT_ARN: Final = re.compile(r"arn:[a-z-]+:s3:::(?P<bucket>[^/]+)/(?P<key>.+)", re.DOTALL)
 _DIGITS: Final = re.compile(r"[0-9]{1,12}")
@@ -150,6 +152,8 @@ def _object_calls(event: Mapping[str, Any], name: str, source: str) -> list[Acce
             # Of a bucket as a whole; "DeleteObjects" tells its objects one by one as well.
             return []
     elif key is None and kind is not AccessKind.LOOK:
+        if event.get("errorCode") or event.get("eventCategory") == _NETWORK:
+            return []  # it came to nothing before that was known; or its data event tells
         raise FormatError(f"{source} tells of {name} and not of which object")
     if key is None:
         key = _value(asked.get("prefix"))

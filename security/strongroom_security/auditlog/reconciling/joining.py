@@ -273,7 +273,7 @@ class _Joining:
         else:
             if access.served is Served.REFUSED:
                 verdict = Verdict.REFUSED
-            elif access.kind is AccessKind.LOOK:
+            elif access.kind is AccessKind.LOOK and verdict.is_bypass:
                 verdict = Verdict.LOOK
             self._tell(access, where, verdict, operation)
 
