@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -277,6 +278,21 @@ def test_memory_is_bounded_where_the_spool_takes_nothing(
     assert gap.details["lost_events"] == 51
 
 
+def test_a_spool_that_somebody_removes_is_a_gap_on_record_and_no_end(place: Place) -> None:
+    with place.auditor(seal_events=5) as auditor:
+        auditor.intend(act(0))
+        for number in range(1, 4):
+            auditor.record(act(number))
+        shutil.rmtree(place.spool)
+        with suppress(AuditError):
+            auditor.intend(act(4))
+        auditor.intend(act(5))
+    assert {0, 5} <= set(place.numbers())
+    (gap,) = [event for event in place.events() if "lost_events" in event.details]
+    assert 3 <= gap.details["lost_events"] <= 4
+    assert auditor.state().error is None
+
+
 def test_two_processes_with_one_id_lose_no_event(place: Place) -> None:
     processes = [
         subprocess.Popen(
@@ -299,7 +315,7 @@ def test_two_processes_with_one_id_lose_no_event(place: Place) -> None:
         assert process.returncode == 0
     assert sorted(place.numbers()) == [10, 11, 12, 20, 21, 22]
     (told,) = [event for event in place.events() if event.action == Action.AUDIT.value]
-    assert told.details["duplicated_writer"] == "ab" * 16
+    assert told.details["ended_writer"] == "ab" * 16
 
 
 def test_an_intent_of_a_process_whose_id_another_has_is_in_the_sink_all_the_same(place: Place) -> None:

@@ -201,9 +201,13 @@ class _Process:
             self._has_work = True
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: segment.is_settled, until - time.monotonic())
+                self._changed.wait_for(
+                    lambda: segment.is_settled or segment.is_lost, until - time.monotonic()
+                )
             finally:
                 self._waiting[writer.key.run] -= 1
+        if segment.is_lost:
+            self._refuse(act, "somebody removed it from the spool")
         if not segment.is_settled:
             self._refuse(
                 act,
@@ -282,7 +286,7 @@ class _Process:
                 outcome=Outcome.FAILURE,
                 operation=_NO_OPERATION,
                 run=run,
-                reason=f"{sum(kinds.values())} events found no room while the sink took none, and were lost",
+                reason=f"{sum(kinds.values())} events were lost: no room, or the spool was removed",
                 details={"lost_events": sum(kinds.values()), **kinds},
             )
             added = self._append(act)
@@ -340,7 +344,7 @@ class _Process:
             self._changed.notify_all()
 
             def is_safe() -> bool:
-                left = [each for each in segments if not each.is_settled]
+                left = [each for each in segments if not each.is_settled and not each.is_lost]
                 return not left or (self._failed_tries > tries and all(each.is_synced for each in left))
 
             self._changed.wait_for(is_safe, max(0.0, until - time.monotonic()))
@@ -458,11 +462,17 @@ class _Process:
         is_urgent = self._waiting[writer.key.run] > 0
         try:
             writer.sync(segment)
-            found = self._put(segment.key, writer.content(segment), is_urgent=is_urgent)
+            try:
+                data = writer.content(segment)
+            except FileNotFoundError as error:
+                self._begin_anew(writer, b"", f"its spool was removed ({error.filename})")
+                return
+            found = self._put(segment.key, data, is_urgent=is_urgent)
             if found is None:
                 writer.accepted(segment)
             else:
-                self._give_up_id(writer, found)
+                # A copy of this machine's memory, or of its spool.
+                self._begin_anew(writer, found, "another process writes under its id")
         except Exception as error:  # noqa: BLE001 - a sink is anybody's code, and this thread must not die of it
             self._store = (
                 None  # a folder's store refuses for good after a failed fsync; a new one looks again
@@ -487,31 +497,46 @@ class _Process:
             store = self._store = self._settings.open_sink()
         return upload(store, key, data, within_s=self._settings.intent_s if is_urgent else _UPLOAD_S)
 
-    # ------------------------------------------------------------------------------- another with the same id
+    # ----------------------------------------------------------------------------------------- another id
 
-    def _give_up_id(self, writer: RunWriter, found: bytes) -> None:
-        """Another process writes under this writer's id: a copy of this machine's memory, or of its spool."""
+    def _begin_anew(self, writer: RunWriter, found: bytes, why: str) -> None:
+        """Go on under another id, and record again what did not get into the sink under this one.
+
+        Args:
+            found: what stands there in the place of the first segment that did not.
+            why: the id cannot be used any more.
+        """
         left = writer.give_up()
         with self._changed:
             if self._writers.get(writer.key.run) is writer:
                 del self._writers[writer.key.run]
             self._ended.append(writer)
         _LOG.warning(
-            "another process writes to the audit log under this one's id %s: this machine, or its spool, was "
-            "copied; what it wrote is recorded again under another id",
+            "the audit log's writer %s goes on under another id, since %s; what it wrote is recorded again",
             writer.key.writer,
+            why,
         )
         missing: list[tuple[Segment, Sequence[Event]]] = []
         for segment in left:
-            reading = read_segment(segment.key, writer.content(segment))
-            missing.append((segment, missing_events(reading, found)))
+            try:
+                data = writer.content(segment)
+            except FileNotFoundError:
+                writer.replaced(segment, None, is_lost=True)
+                with self._changed:
+                    self._lost[writer.key.run, "removed"] += segment.events
+                    self._all_lost += segment.events
+            else:
+                missing.append((segment, missing_events(read_segment(segment.key, data), found)))
         all_missing = [event for _, events in missing for event in events]
-        last = self._record_again(writer.key.run, writer.key.writer, all_missing)
+        last = self._record_again(writer.key.run, writer.key.writer, all_missing, why=why)
         for segment, events in missing:
             writer.replaced(segment, last if events else None)
         writer.release()
+        self._wake()
 
-    def _record_again(self, run: str | None, writer: str, events: Iterable[Event]) -> Segment | None:
+    def _record_again(
+        self, run: str | None, writer: str, events: Iterable[Event], *, why: str
+    ) -> Segment | None:
         """Record events again under a writer of this process; the last segment that they stand in."""
         again = list(events)
         act = Act(
@@ -520,8 +545,8 @@ class _Process:
             outcome=Outcome.FAILURE,
             operation=_NO_OPERATION,
             run=run,
-            reason=f"another process wrote under the id {writer}; {len(again)} events are recorded again",
-            details={"duplicated_writer": writer, "events_again": len(again)},
+            reason=f"the writer {writer} is no more: {why}; {len(again)} events are recorded again",
+            details={"ended_writer": writer, "events_again": len(again)},
         )
         try:
             fresh = self._writer(run)
@@ -589,7 +614,7 @@ class _Process:
         )
 
     def _again(self, run: str | None, writer: str, events: list[Event]) -> None:
-        self._record_again(run, writer, events)
+        self._record_again(run, writer, events, why="another process wrote under its id")
 
     # --------------------------------------------------------------------------------------------------- ends
 

@@ -50,6 +50,7 @@ class Segment:
         on_disk: bytes that the spool has.
         backlog: what the spool has not taken yet, in order.
         instead: the segment that its events were recorded in again; None: they stand in this one.
+        is_lost: somebody has removed it from the spool.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Segment:
     is_renamed: bool = False
     is_accepted: bool = False
     instead: Segment | None = None
+    is_lost: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -364,11 +366,12 @@ class RunWriter:
             self._sealed.extend(left)
             return left
 
-    def replaced(self, segment: Segment, by: Segment | None) -> None:
-        """A segment's events stand in another one, of another writer."""
+    def replaced(self, segment: Segment, by: Segment | None, *, is_lost: bool = False) -> None:
+        """A segment's events stand in another one, of another writer; None: in the sink, or nowhere."""
         with self._lock:
             segment.instead = by
-            segment.is_accepted = by is None
+            segment.is_lost = is_lost
+            segment.is_accepted = by is None and not is_lost
             self._forget(segment)
 
     # ------------------------------------------------------------------------------------------------ looking
