@@ -55,8 +55,9 @@ from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.testing.auditing import RecordingAuditor
 from strongroom.verify import verify
-from strongroom_security import Seal, SecurityPolicy
+from strongroom_security import Seal, SecurityPolicy, Sign
 from strongroom_security.recipients.file import create_key_file
+from strongroom_security.signers.generating import generate_key
 
 NAME = CheckpointName(launch=1, step=7, attempt="0123456789abcdef")
 
@@ -513,6 +514,21 @@ def test_a_restore_is_on_record_before_anything_of_the_checkpoint_is_read(
     assert intended.checkpoint == done.checkpoint
     assert done.details["skipped"] == 0
     assert int(done.details["size_bytes"]) >= 4000
+
+
+def test_signatures_are_judged_after_that_is_on_record(
+    store: Any, auditor: RecordingAuditor, tmp_path: Path
+) -> None:
+    generate_key(tmp_path / "signer.pem")
+    signed = SecurityPolicy(auditor=auditor, sign=Sign(key="file:signer.pem", base=tmp_path))
+    saved(store, signed)
+    auditor.acts.clear()
+    store.log.clear()
+    auditor.refuses = True
+    with pytest.raises(AuditError):
+        Checkpointer(store, security=signed).restore()
+    assert data_reads(store) == []
+    assert not [key for key in store.keys("read") if "signature" in key]
 
 
 @pytest.mark.parametrize("method", ("restore", "plan_restore"))
