@@ -289,6 +289,13 @@ def test_a_write_that_a_later_launch_has_accounted_for_is_told_as_that() -> None
     assert verdict(log, access(AccessKind.READ, at=NOW)) is Verdict.BYPASS
 
 
+def test_whoever_finds_a_commit_has_not_made_it() -> None:
+    log = Log()
+    log.tell(Action.SAVE, Phase.OBSERVED, at=NOW, checkpoint=name(100))
+    assert verdict(log, access(AccessKind.WRITE, at=NOW, identity=ROLE)) is Verdict.OBSERVED
+    assert verdict(log, access(at=NOW, key="runs/run-a/run.json", identity=ROLE)) is Verdict.BYPASS
+
+
 def test_one_request_that_two_logs_tell_of_counts_once() -> None:
     twice = [access(at=NOW, identity=MALLORY, request="R"), access(at=NOW, identity=MALLORY, request="R")]
     assert joined(Log(), *twice).findings[0].count == 1
