@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     )
     with Bar("verifying", counts=True) as bar:
         found = check_log(sink, demands, progress=bar.show)
-    is_there = bool(found.totals.segments or found.findings or found.tree is not None)
+    is_there = found.totals.segments > 0 or found.tree is not None or found.is_tampered
     if options.json:
         print_json(
             {

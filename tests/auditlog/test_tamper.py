@@ -95,7 +95,9 @@ def test_a_log_that_nobody_has_touched_is_whole(has_tree: bool) -> None:
     assert found.totals.vouched_writers == 3
     assert found.totals.sequenced_events == (10 if has_tree else 0)
     told = {finding.kind for finding in found.findings}
-    assert told == {FindingKind.OPEN} if has_tree else {FindingKind.OPEN, FindingKind.NO_TREE}
+    assert told == {FindingKind.OPEN} | (
+        set() if has_tree else {FindingKind.NO_TREE, FindingKind.UNSEQUENCED}
+    )
     assert [each.segment for each in found.findings if each.kind is FindingKind.OPEN] == [NAMES[3]]
 
 
@@ -462,9 +464,19 @@ def test_a_part_of_the_tree_that_was_changed_or_removed_is_found(key: str) -> No
 
 
 def test_a_checkpoint_that_was_taken_away_is_found() -> None:
-    sink = log(has_tree=True)
+    sink = _resequenced(NAMES[4])
     sink.delete("tlog/checkpoint")
     assert [each.kind for each in tampering(look(sink))] == [FindingKind.TREE_DAMAGED]
+
+
+def test_a_first_sequencing_that_has_not_ended_is_told_as_unproven() -> None:
+    """It leaves just what a log leaves of which the first checkpoint was taken away."""
+    sink = log(has_tree=True)
+    sink.delete("tlog/checkpoint")
+    found = look(sink)
+    assert not found.is_tampered
+    assert any("very first sequencing" in str(each) for each in found.findings)
+    assert look(sink, replace(DEMANDS, against=_tree()["tlog/checkpoint"])).is_tampered
 
 
 def test_a_tree_whose_signer_nobody_named_is_told_as_unproven() -> None:

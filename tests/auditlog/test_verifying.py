@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +29,14 @@ from log_making import (
 )
 
 from strongroom import canonical
+from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom_security.auditlog import checking
 from strongroom_security.auditlog.checking import Demands, check_log
 from strongroom_security.auditlog.findings import Finding, FindingKind, Gravity
 from strongroom_security.auditlog.holding import hold
+from strongroom_security.auditlog.index import Index
+from strongroom_security.auditlog.indexing import refresh
 from strongroom_security.auditlog.lines import Certificate
 from strongroom_security.auditlog.segments import ProblemKind, SegmentChain
 from strongroom_security.auditlog.trusting import Voucher, Vouchers
@@ -238,3 +242,44 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     check_log(sink_with(pristine(), has_tree=False), Demands(), progress=lambda *each: seen.append(each))
     assert seen == [(number, 5) for number in range(1, 6)]
+
+
+def test_a_log_that_grows_while_it_is_verified_and_indexed_is_never_taken_for_a_changed_one(
+    tmp_path: Path,
+) -> None:
+    """Writers put segments there and the sequencer takes them up, in the midst of every reading."""
+    sink = LocalStore(tmp_path / "log")
+    has_ended = threading.Event()
+    failed: list[BaseException] = []
+
+    def grow() -> None:
+        try:
+            for number in range(1, 13):
+                key = key_of(f"{number:032x}", "run-a", number)
+                made = segments_of(key, [1, 2, 1], is_last=True, vouched=certificate(key))
+                for place, (name, data) in enumerate(made.items()):
+                    sink.put(name, data)
+                    if (number + place) % 3 == 0:
+                        sequence(sink)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+        finally:
+            has_ended.set()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    looks = 0
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as index:
+        is_over = False
+        while not is_over:
+            is_over = has_ended.is_set()
+            assert [str(each) for each in tampering(look(sink))] == []
+            found = refresh(index, sink)
+            assert (found.changed, found.removed, found.damaged, found.unreadable) == ((), (), {}, {})
+            looks += 1
+        counts = index.counts()
+    thread.join()
+    assert failed == []
+    assert looks > 1
+    assert counts.events == 48
+    assert look(sink).totals.events == 48

@@ -17,6 +17,7 @@ from strongroom.stores.base import Store
 from strongroom_security.auditlog.findings import Finding, FindingKind, Gravity, Totals
 from strongroom_security.auditlog.holding import HeldSegment, Holding, hold
 from strongroom_security.auditlog.listing import list_segments, read_segments
+from strongroom_security.auditlog.plans import PLANS
 from strongroom_security.auditlog.segments import read_segment
 from strongroom_security.auditlog.spreading import spread
 from strongroom_security.auditlog.trusting import Vouchers
@@ -28,6 +29,7 @@ from strongroom_security.tlog.witnesses import LogKeys, SignedCheckpoint, open_c
 
 __all__ = ["Demands", "TreeStanding", "VerifiedLog", "check_log"]
 
+_FIRST_PLAN: Final = "0.json"
 _CHECKPOINT: Final = "the tree's checkpoint"
 
 
@@ -111,8 +113,8 @@ def check_log(
     held: dict[str, HeldSegment] | None = None
     if reader is not None:
         held = _of_run(_hold(reader, told, kept).segments, demands.run)
-    elif told:
-        held = {}  # there is a tree, and it cannot be believed in anything
+    elif any(finding.gravity is Gravity.TAMPERED for finding in told):
+        held = {}  # there is, or was, a tree, and it cannot be believed in anything
     verifier = Verifier(demands.vouchers, allow_uncertified=demands.allow_uncertified, held=held)
     verifier.tell(told)
     listing = list_segments(store).of_run(demands.run)
@@ -190,23 +192,12 @@ def _open_tree(
 ) -> tuple[TreeReader | None, TreeStanding | None]:
     data = read_checkpoint(store)
     if data is None:
-        if kept is not None and kept.size:
-            findings.append(
-                Finding(
-                    kind=FindingKind.TREE_REWRITTEN,
-                    message=f"there is no tree any more; the checkpoint that was kept is of one with "
-                    f"{kept.size} entries",
-                )
-            )
-        elif store.list_names(PREFIX):
-            findings.append(
-                Finding(
-                    kind=FindingKind.TREE_DAMAGED,
-                    message="the tree's checkpoint is missing, and other parts of a tree are there: it was "
-                    "removed, or the very first sequencing was cut short; if that may be, sequence again",
-                )
-            )
-        return None, None
+        # A plan for a tree of some size is made once that size was published.
+        is_later = any(name != _FIRST_PLAN for name in store.list_names(PLANS))
+        data = read_checkpoint(store) if is_later else None
+        if data is None:
+            findings.append(_no_tree(store, kept, is_later=is_later))
+            return None, None
     try:
         head, opened = _head(data, demands.log, _CHECKPOINT)
     except FormatError as error:
@@ -231,6 +222,27 @@ def _open_tree(
         cosigned_by=() if opened is None else tuple(each.key.name for each in opened.cosigned),
     )
     return TreeReader(store, head), standing
+
+
+def _no_tree(store: Store, kept: Checkpoint | None, *, is_later: bool) -> Finding:
+    """What it means that there is no checkpoint."""
+    if kept is not None and kept.size:
+        return Finding(
+            kind=FindingKind.TREE_REWRITTEN,
+            message=f"there is no tree any more; the checkpoint that was kept is of {kept.size} entries",
+        )
+    if is_later:
+        return Finding(
+            kind=FindingKind.TREE_DAMAGED,
+            message="the tree's checkpoint is missing, and plans tell that there was one: it was removed",
+        )
+    if store.list_names(PREFIX):
+        return Finding(
+            kind=FindingKind.NO_TREE,
+            message="the tree's checkpoint is missing, and parts of a tree are there: the very first "
+            "sequencing is under way or was cut short, or the checkpoint was removed; sequence again",
+        )
+    return Finding(kind=FindingKind.NO_TREE, message="nothing was sequenced: there is no tree")
 
 
 def _hold(reader: TreeReader, findings: list[Finding], kept: Checkpoint | None) -> Holding:

@@ -203,9 +203,9 @@ class Verifier:
         if self._held is None and self._seen:
             self._findings.append(
                 Finding(
-                    kind=FindingKind.NO_TREE,
-                    message=f"nothing was sequenced: {self._events} events in {len(self._seen)} segments are "
-                    "unproven, and whoever may write to the sink could take segments away unseen",
+                    kind=FindingKind.UNSEQUENCED,
+                    message=f"{self._events} events in {len(self._seen)} segments are in no tree: whoever "
+                    "may write to the sink could take segments away unseen",
                 )
             )
         totals = Totals(
