@@ -8,6 +8,7 @@ which is put right here. It keeps no server access logs: they are written in the
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -153,7 +154,9 @@ def _read_round_the_library(site: Site) -> None:
     )
 
 
-def reconcile(site: Site, place: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
+def reconcile(
+    site: Site, place: Path | str, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[int, Any]:
     arguments = ["audit", "reconcile", site.root, "--from", str(place), "--security", site.policy, "--json"]
     status = main([*arguments, "--settled", "0s", *more])
     return status, json.loads(capsys.readouterr().out)
@@ -169,7 +172,14 @@ def test_what_the_library_did_is_accounted_for_by_cloudtrail(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "trail.json").write_text(json.dumps({"Events": site.honest_trail}))
-    status, told = reconcile(site, tmp_path / "trail.json", capsys)
+    # As a trail delivers it: packed, and somewhere deep in a bucket.
+    logs = site.server.bucket()
+    site.server.client("s3").put_object(
+        Bucket=logs,
+        Key="AWSLogs/0/CloudTrail/trail.json.gz",
+        Body=gzip.compress((tmp_path / "trail.json").read_bytes()),
+    )
+    status, told = reconcile(site, f"s3://{logs}/AWSLogs", capsys)
     assert (status, told["bypasses"], told["damaged"]) == (0, 0, 0), told["findings"]
     assert told["matched"] > 20
     assert told["unseen"] == []
