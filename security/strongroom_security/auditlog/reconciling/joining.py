@@ -10,14 +10,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-from strongroom import layout
-from strongroom.auditing import Action
-from strongroom.layout import CheckpointName
 from strongroom_security.auditlog.reconciling.accesses import KEY_KINDS, Access, AccessKind, Damage, Served
+from strongroom_security.auditlog.reconciling.accounting import (
+    TOUCHING,
+    accounts_for,
+    folder_of,
+    is_at_large,
+)
 from strongroom_security.auditlog.reconciling.identities import Likeness, likeness
 from strongroom_security.auditlog.reconciling.operations import Operation, Operations
 
@@ -158,35 +160,6 @@ class Joined:
         return [each for each in self.findings if each.verdict.is_bypass]
 
 
-_READING: Final = frozenset(
-    each.value
-    for each in (
-        Action.RESTORE,
-        Action.READ,
-        Action.PLAN,
-        Action.SHOW,
-        Action.PROVENANCE,
-        Action.VERIFY,
-        Action.EXPORT,
-        Action.IMPORT,
-        Action.SIGN,
-        Action.UNWRAP,
-        Action.KEYS,
-        Action.ROTATE,
-        Action.RECIPIENTS,
-        Action.REPLICATE,
-        Action.BREAK_GLASS,
-        Action.TRUST,
-        Action.FLOOR,
-    )
-)
-_SAVING: Final = frozenset({Action.SAVE.value, Action.IMPORT.value, Action.REPLICATE.value})
-_CHANGING: Final = frozenset({Action.ROTATE.value, Action.RECIPIENTS.value})
-_REMOVING: Final = frozenset({Action.REMOVE.value, Action.COLLECT.value})
-
-_ANY: Final = _READING | _SAVING | _REMOVING | {Action.LIST.value, Action.LAUNCH.value}
-
-
 def join(
     accesses: Iterable[Access | Damage], operations: Operations, watched: Watched, settings: Settings
 ) -> Joined:
@@ -283,9 +256,9 @@ class _Joining:
         if asked is not None:
             self._seen.add((asked.folder, asked.action))
             return self._by_identity(access, asked, has_request=True), asked
-        folder = _folder(where)
+        folder = folder_of(where)
         best = _closest(access, self._candidates(access, where, folder))
-        if best is None and _is_at_large(access.kind, where, folder):
+        if best is None and is_at_large(access.kind, where):
             best = self._at_large(access)
         if best is None:
             observed = folder is not None and self._operations.is_observed(folder)
@@ -322,7 +295,7 @@ class _Joining:
         for each in self._operations.on(folder):
             if each.is_observed or not each.first - window <= access.time <= each.last + window:
                 continue
-            if _does(each, access.kind, where):
+            if accounts_for(each, access.kind, where):
                 yield each
 
     def _at_large(self, access: Access) -> Operation | None:
@@ -334,7 +307,7 @@ class _Joining:
         return found or self._operations.by(None, access.time, window)
 
     def _tell(self, access: Access, where: str, verdict: Verdict, near: Operation | None) -> None:
-        top = _folder(where) or where.partition("/")[0]
+        top = folder_of(where) or where.partition("/")[0]
         name = (verdict, access.operation, access.identity, access.address, top)
         finding = self._found.get(name)
         if finding is None:
@@ -379,16 +352,10 @@ class _Joining:
             and not each.is_observed
             and each.has_succeeded
             and each.root.rstrip("/") == root
-            and each.action in _TOUCHING
+            and each.action in TOUCHING
             and joined.first + window <= each.first
             and each.last <= joined.last - window
         ]
-
-
-_TOUCHING: Final = frozenset(
-    each.value for each in (Action.RESTORE, Action.VERIFY, Action.EXPORT, Action.SAVE, Action.REMOVE)
-)
-"""What never comes off without an object being read, written or deleted."""
 
 
 def _closest(access: Access, operations: Iterable[Operation]) -> Operation | None:
@@ -402,57 +369,6 @@ def _closest(access: Access, operations: Iterable[Operation]) -> Operation | Non
         if nearness == (Likeness.SAME, True):
             break  # of a thousand ranks' operations, no other is closer
     return best
-
-
-def _does(operation: Operation, kind: AccessKind, where: str) -> bool:
-    """Whether an operation on a checkpoint may do such a thing to one of its objects."""
-    action = operation.action
-    if kind is AccessKind.LOOK:
-        return action in _ANY
-    if kind is AccessKind.READ:
-        # A save looks at its own small documents again, and never at what it has written of the state.
-        return action in _READING or (action in _ANY and _is_small(where))
-    if kind is AccessKind.DELETE:
-        failed = action in _SAVING and not (operation.has_ended and operation.has_succeeded)
-        return action in _REMOVING or failed
-    if kind is AccessKind.UNWRAP:
-        return action in _READING or action in _CHANGING
-    if kind is AccessKind.WRITE:
-        inside = where.partition("/")[2]
-        if inside.startswith(f"{layout.KEYRINGS}/") and action in _CHANGING:
-            return True
-        if inside.startswith(f"{layout.SIGNATURES}/") and action == Action.SIGN.value:
-            return True
-        return action in _SAVING
-    if kind is AccessKind.SIGN:
-        return action in _SAVING or action == Action.SIGN.value
-    return action in _SAVING or action in _CHANGING
-
-
-def _is_at_large(kind: AccessKind, where: str, folder: str | None) -> bool:
-    """Whether any operation on the run may do such a thing to an object, whatever checkpoint it is about."""
-    if folder is None:
-        # What makes a root this run's is written once, and nothing of ours removes it.
-        return not (kind is AccessKind.DELETE and where == layout.RUN)
-    return kind is AccessKind.LOOK or (kind is AccessKind.READ and _is_small(where))
-
-
-def _is_small(where: str) -> bool:
-    """Whether a key is of a document that whoever lists a run reads."""
-    top, _, inside = where.partition("/")
-    if not _is_folder(top):
-        return True
-    return inside in (layout.COMMIT, layout.SIGNATURE) or inside.startswith(f"{layout.SIGNATURES}/")
-
-
-def _folder(where: str) -> str | None:
-    top = where.partition("/")[0]
-    return top if _is_folder(top) else None
-
-
-@lru_cache(maxsize=65_536)
-def _is_folder(top: str) -> bool:
-    return CheckpointName.parse(top) is not None
 
 
 def _id(key: str) -> str:
