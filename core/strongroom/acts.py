@@ -354,7 +354,12 @@ def reconcile(auditor: Auditor, history: History, root: str, *, own: Collection[
     def is_known(run: str, name: CheckpointName) -> bool | None:
         if name in own:
             return True
-        return auditor.knows(run, name) if isinstance(auditor, Knowing) else None
+        if not isinstance(auditor, Knowing):
+            return None
+        try:
+            return auditor.knows(run, name)
+        except Exception:  # noqa: BLE001 - somebody else's code; told once more is better than not at all
+            return None
 
     for act in observed(history, root, is_known):
         auditor.record(act)

@@ -34,7 +34,7 @@ from strongroom.arguments import (
 )
 from strongroom.auditing import NO_AUDIT, Action, Activity, reason_of
 from strongroom.budget import check_budget
-from strongroom.catalog import Checkpoint
+from strongroom.catalog import Checkpoint, History
 from strongroom.config import (
     SYSTEM_CLOCK,
     Clock,
@@ -381,6 +381,7 @@ class Checkpointer:
         self._process_id = os.getpid()
         self._is_closed = False
         self._failures = Failures(on_failure)
+        self._found: History | None = None
         self._fenced: FencedError | None = None
 
     # ------------------------------------------------------------------------------------ save
@@ -707,9 +708,7 @@ class Checkpointer:
         self._emitter.emit(
             LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
         )
-        if self._turns.found is not None:
-            # Of a start that died between a commit and its record.
-            reconcile(self._auditor, self._turns.found, self._store.uri, own=self._acts.committed)
+        self._found = self._turns.found
         return turn
 
     def _tidy(self) -> None:
@@ -730,6 +729,10 @@ class Checkpointer:
     def _finish(self, attempt: Attempt, finish: Callable[[], Commit], handle: SaveHandle) -> None:
         """The background half of a save; what it raises is kept for the training thread."""
         began = self._clock.monotonic()
+        found, self._found = self._found, None
+        if found is not None:
+            # A start before this one may have died between a commit and its record.
+            reconcile(self._auditor, found, self._store.uri, own=self._acts.committed)
         try:
             commit = finish()
         except BaseException as error:

@@ -441,6 +441,18 @@ def test_commits_that_an_earlier_start_told_nobody_of_are_found_at_the_next(stor
     ]
 
 
+def test_an_auditor_that_cannot_even_say_what_it_knows_fails_no_save(store: Any) -> None:
+    def broken(run: str, name: CheckpointName) -> bool:
+        raise OSError("no index")
+
+    saved(store)
+    auditor = RecordingAuditor(knows=broken)
+    with Checkpointer(store, security=SecurityPolicy(auditor=auditor)) as checkpointer:
+        checkpointer.restore()
+        assert checkpointer.save(2, state()).result().step == 2
+    assert len(auditor.of(Action.SAVE, Phase.OBSERVED)) == 1
+
+
 def test_there_is_a_bound_to_what_is_told_one_by_one(store: Any) -> None:
     saved(store, steps=3)
     history = Catalog(store).history()
