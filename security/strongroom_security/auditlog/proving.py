@@ -16,10 +16,9 @@ from strongroom.errors import ConfigError, FormatError, IntegrityError
 from strongroom.parallel import run_all
 from strongroom.stores.base import Store
 from strongroom.stores.offers import tuning_of
-from strongroom_security.auditlog.lines import LINE_BOUNDS, parse_segment_key
+from strongroom_security.auditlog.lines import LINE_BOUNDS, Open, parse_segment_key
 from strongroom_security.auditlog.listing import list_segments, read_segments
 from strongroom_security.auditlog.plans import MAX_PLAN_BYTES, PLANS, Plan, plan_key
-from strongroom_security.auditlog.segments import read_segment
 from strongroom_security.tlog.proofs import TlogProof
 from strongroom_security.tlog.reading import CHECKPOINT, PREFIX, TreeReader, read_checkpoint
 from strongroom_security.tlog.witnesses import LogKeys, SignedCheckpoint, open_checkpoint
@@ -156,9 +155,14 @@ def _segment_of(sink: Store, event: EventId) -> tuple[str, int] | None:
     for key, data in read_segments(sink, [key for _, key in sorted(keys)]):
         if isinstance(data, str):
             continue
-        reading = read_segment(key, data)
-        place = event.seq - reading.first_seq
-        if reading.opened is not None and 0 <= place < len(reading.lines):
+        try:
+            opened = Open.from_json(
+                canonical.decode(data.partition(b"\n")[0], "its opening line", LINE_BOUNDS), key
+            )
+        except FormatError:
+            continue  # whatever it is, the tree does not hold it
+        place = event.seq - opened.seq
+        if 0 <= place < data.count(b"\n"):
             return key, place
     return None
 
