@@ -76,7 +76,7 @@ def test_whose_credentials_they_are_is_asked_of_sts(
     for name, value in {**moto_s3.environment, "AWS_ENDPOINT_URL": moto_s3.endpoint_url}.items():
         monkeypatch.setenv(name, value)
     actors = Actors(role="trainer-writer", session_of=lambda _: None, environment={})
-    actors.wait_for_identity(20)
+    actors.wait_for_identity(Action.SAVE, 20)
     assert str(actors.of(Action.SAVE).identity).startswith("arn:aws:sts::")
     assert actors.of(Action.SAVE).role == "trainer-writer"
 
@@ -93,7 +93,8 @@ def test_each_duty_goes_by_its_own_and_those_let_go_of_are_no_error(
         return None
 
     actors = Actors(role=None, session_of=session_of, environment={})
-    actors.wait_for_identity(20)
+    for action in (Action.RESTORE, Action.SAVE):
+        actors.wait_for_identity(action, 20)
     assert actors.of(Action.RESTORE).identity is None
     assert actors.of(Action.SAVE).identity is not None
 
@@ -106,8 +107,22 @@ def test_an_sts_that_is_out_of_reach_leaves_the_identity_out(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{absent_port}")
     actors = Actors(role=None, session_of=lambda _: None, environment={})
-    actors.wait_for_identity(20)
+    actors.wait_for_identity(Action.SAVE, 20)
     assert actors.of(Action.SAVE).identity is None
+
+
+def test_no_credentials_are_taken_up_for_what_nobody_does() -> None:
+    asked: list[Duty] = []
+
+    def session_of(duty: Duty) -> Any:
+        asked.append(duty)
+        raise AccessDeniedError("none here")
+
+    actors = Actors(role=None, session_of=session_of, environment={})
+    assert asked == []
+    actors.wait_for_identity(Action.SAVE, 20)
+    actors.refresh()
+    assert asked == [Duty.SAVE]
 
 
 @pytest.fixture

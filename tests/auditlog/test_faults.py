@@ -83,7 +83,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strongroom_security.auditlog.sending._FIRST_S", 0.02)
     monkeypatch.setattr("strongroom_security.auditlog.sending._LONGEST_S", 0.05)
     monkeypatch.setattr("strongroom_security.auditlog.writing._TRY_AGAIN_S", 0.02)
-    monkeypatch.setattr("strongroom_security.auditlog.auditor._SPOOL_AGAIN_S", 0.02)
+    monkeypatch.setattr("strongroom_security.auditlog.recording._SPOOL_AGAIN_S", 0.02)
 
 
 def test_a_sink_that_is_down_stalls_no_save_and_refuses_reads_until_it_is_up(

@@ -77,7 +77,7 @@ def test_a_local_socket_carries_them_too(place: Place, tmp_path: Path) -> None:
 
 def test_tcp_counts_octets_and_connects_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "strongroom_security.auditlog.auditor.Forwarding", lambda to: Forwarding(to, pause_s=0.02)
+        "strongroom_security.auditlog.recording.Forwarding", lambda to: Forwarding(to, pause_s=0.02)
     )
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         server.settimeout(LONG_S)

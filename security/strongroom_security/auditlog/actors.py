@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from strongroom.auditing import Action
@@ -120,14 +121,12 @@ class Actors:
         self._session_of = session_of
         self._identities: dict[Duty, str] = {}
         self._keys: dict[Duty, str] = {}
-        self._looked_at = -_LOOK_AGAIN_S
+        self._looked_at = 0.0
         self._lock = threading.Lock()
-        self._is_looking = False
-        self._has_looked = threading.Event()
+        self._has_looked: dict[Duty, threading.Event] = {}
         self._has_name = threading.Event()
         self._begin(self._find_name)
         self._has_name.wait(_NAME_WITHIN_S)
-        self.refresh()
 
     @property
     def host(self) -> str:
@@ -139,27 +138,45 @@ class Actors:
 
     def of(self, action: Action) -> Actor:
         """The actor of something that is done now."""
-        if not self._identities:
+        if self._session_of is None:
             return self._actor
-        duty = Duty.RESTORE if action in _READS else Duty.SAVE
+        duty = _duty_of(action)
+        if duty not in self._has_looked:
+            self._look(duty)
         identity = self._identities.get(duty)
         return self._actor if identity is None else replace(self._actor, identity=identity)
 
-    def wait_for_identity(self, within_s: float) -> None:
-        """Return once it is known by whose credentials this process goes, or that it cannot be known now."""
-        if self._session_of is not None:
-            self._has_looked.wait(within_s)
+    def wait_for_identity(self, action: Action, within_s: float) -> None:
+        """Return once it is known by whose credentials that is done, or that it cannot be known now."""
+        if self._session_of is None:
+            return
+        self.of(action)
+        self._has_looked[_duty_of(action)].wait(within_s)
 
     def refresh(self) -> None:
         """Ask who the caller is, where that may have changed; never waits."""
-        if self._session_of is None or self._looked_at + _LOOK_AGAIN_S > time.monotonic():
+        if not self._has_looked or self._looked_at + _LOOK_AGAIN_S > time.monotonic():
             return
-        with self._lock:
-            if self._is_looking:
-                return
-            self._is_looking = True
         self._looked_at = time.monotonic()
-        self._begin(self._find_identities)
+        for duty, has_looked in list(self._has_looked.items()):
+            if has_looked.is_set():
+                self._begin(partial(self._find_identity, duty))
+
+    def _look(self, duty: Duty) -> None:
+        """Ask for the first time. A duty that nothing is done for has no credentials taken up for it."""
+        with self._lock:
+            if duty in self._has_looked:
+                return
+            has_looked = self._has_looked[duty] = threading.Event()
+            self._looked_at = time.monotonic()
+
+        def look() -> None:
+            try:
+                self._find_identity(duty)
+            finally:
+                has_looked.set()
+
+        self._begin(look)
 
     @staticmethod
     def _begin(work: Callable[[], None]) -> None:
@@ -176,14 +193,6 @@ class Actors:
         self._actor = replace(self._actor, user=name)
         self._has_name.set()
 
-    def _find_identities(self) -> None:
-        try:
-            for duty in Duty:
-                self._find_identity(duty)
-        finally:
-            self._is_looking = False
-            self._has_looked.set()
-
     def _find_identity(self, duty: Duty) -> None:
         session_of = self._session_of
         if session_of is None:
@@ -198,8 +207,12 @@ class Actors:
             return  # they were let go of, or cannot be had: whoever needs them tells that
         answer, failure = aws.once(client.get_caller_identity, {}, whom=_WHOM)
         if failure is None and isinstance(answer.get("Arn"), str):
-            self._identities = {**self._identities, duty: answer["Arn"]}
+            self._identities[duty] = answer["Arn"]
             self._keys[duty] = key
+
+
+def _duty_of(action: Action) -> Duty:
+    return Duty.RESTORE if action in _READS else Duty.SAVE
 
 
 def _key_of(session: Any) -> str | None:

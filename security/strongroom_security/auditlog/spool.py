@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
+import random
 import re
 import stat
 import tempfile
@@ -25,7 +27,9 @@ from typing import Final
 
 from strongroom_security.auditlog.lines import check_writer
 
-__all__ = ["Spool", "WriterFolder", "default_base", "temporary_base"]
+__all__ = ["Spool", "WriterFolder", "default_base", "find_spool", "temporary_base"]
+
+_LOG: Final = logging.getLogger("strongroom")
 
 _LOCK: Final = "lock"
 _OPEN: Final = re.compile(r"([0-9]{6,9})\.open")
@@ -191,9 +195,11 @@ class Spool:
     def orphans(self) -> Iterator[WriterFolder]:
         """The folders of processes that have died, one by one; each is locked, and to be released."""
         try:
-            names = sorted(os.listdir(self.path))
+            names = os.listdir(self.path)
         except OSError:
             return
+        # Drawn anew each time, so that one which cannot be sent is not always in front of the others.
+        random.shuffle(names)
         for name in names:
             folder = self._take(self.path / name) if _WRITER.fullmatch(name) else None
             if folder is not None:
@@ -227,3 +233,44 @@ class Spool:
                     f"{folder} can be written by others, who could take events away before they are in the "
                     f"log; have it for this user alone (chmod 700)"
                 )
+
+
+def find_spool(folder: Path | None, sink: str) -> Spool | None:
+    """The spool for a sink, in the first place that can be written to; None: there is none.
+
+    Args:
+        folder: where the policy has it; None: where such things usually are.
+    """
+    if folder is not None:
+        spool = Spool(folder, sink)
+        try:
+            spool.prepare()
+        except OSError as error:
+            # It may come to be writable, and what waits in memory then goes there.
+            _LOG.warning("the audit log's spool takes nothing: %s; events wait in memory alone", error)
+        return spool
+    usual, last = default_base(os.environ), temporary_base()
+    problems = []
+    for base in (usual, last):
+        if base is None:
+            continue
+        spool = Spool(base, sink)
+        try:
+            spool.prepare()
+        except OSError as error:
+            problems.append(str(error))
+            continue
+        if base == last:
+            _LOG.warning(
+                "the audit log's events wait in %s, which a restart of this machine empties%s; name another "
+                "folder by spool in [audit]",
+                spool.path,
+                f" ({problems[0]})" if problems else "",
+            )
+        return spool
+    _LOG.warning(
+        "the audit log has no spool (%s): events wait in memory alone, and are lost with this process; name "
+        "a folder by spool in [audit]",
+        "; ".join(problems),
+    )
+    return None

@@ -233,7 +233,9 @@ class RunWriter:
             self._told(error)
             written = 0
         segment.on_disk += written
-        if written < len(line):
+        if written == len(line):
+            self.spool_error = None
+        else:
             segment.backlog.append(line[written:])
             self._in_memory += 1
 
