@@ -347,8 +347,8 @@ def _print_end(console: Console, told: _Told) -> None:
         line(
             ("run ", "dim"),
             f"{told.watched.run}: {words.count(told.events, 'event')} on record; "
-            f"{words.count(told.files, 'file')} with {_accesses_in_words(looked)}, {joined.matched:,} of them "
-            f"ours; {joined.failed:,} came to nothing, {joined.open:,} are too young to be judged, "
+            f"{words.count(told.files, 'file')} with {_accesses_in_words(looked)}, {joined.matched:,} of "
+            f"them ours; {joined.failed:,} came to nothing, {joined.open:,} are too young to be judged, "
             f"{joined.others:,} are about something else",
         ),
         soft_wrap=True,
