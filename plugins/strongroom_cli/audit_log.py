@@ -82,7 +82,10 @@ def open_index(options: argparse.Namespace, sink: Store) -> Index:
     if options.index is not None:
         return _explained(lambda: Index(Path(options.index), sink=sink.uri))
     home = os.environ.get(_CACHE, "")
-    folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    try:
+        folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    except RuntimeError:
+        raise ConfigError("this user has no home for the index; name a file for it with --index") from None
     name = f"audit-{hashlib.sha256(sink.uri.encode()).hexdigest()[:_NAME_DIGITS]}.sqlite"
     return _explained(lambda: Index(folder / "strongroom" / name, sink=sink.uri, is_ours=True))
 
