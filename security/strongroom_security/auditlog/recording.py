@@ -442,11 +442,6 @@ class Recording:
             if self._writers.get(writer.key.run) is writer:
                 del self._writers[writer.key.run]
             self._ended.append(writer)
-        _LOG.warning(
-            "the audit log's writer %s goes on under another id, since %s; what it wrote is recorded again",
-            writer.key.writer,
-            why,
-        )
         missing: list[tuple[Segment, Sequence[Event]]] = []
         for segment in left:
             try:
@@ -459,7 +454,17 @@ class Recording:
             else:
                 missing.append((segment, missing_events(read_segment(segment.key, data), found)))
         all_missing = [event for _, events in missing for event in events]
-        last = self._record_again(writer.key.run, writer.key.writer, all_missing, why=why)
+        _LOG.warning(
+            "the audit log's writer %s ends: %s; of %d events that were not sent, %d are recorded again",
+            writer.key.writer,
+            why,
+            sum(segment.events for segment in left),
+            len(all_missing),
+        )
+        last: Segment | None = None
+        # At the end of a program a new writer would say that, and nothing else.
+        if all_missing or not self._is_closing:
+            last = self._record_again(writer.key.run, writer.key.writer, all_missing, why=why)
         for segment, events in missing:
             writer.replaced(segment, last if events else None)
         writer.release()
