@@ -222,6 +222,40 @@ def test_a_line_that_a_full_disk_cut_goes_on_where_it_was_cut(place: Place) -> N
     assert place.numbers() == list(range(5))
 
 
+def test_a_process_that_dies_while_lines_wait_in_memory_leaves_a_log_without_a_hole(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after a line that the disk did not take is not on the disk before it."""
+    from strongroom_security.auditlog import writing
+
+    monkeypatch.setattr(writing, "_TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(writing.RunWriter, "flush", lambda _: None)
+    whole, is_full = os.write, [False]
+
+    def write(descriptor: int, data: Any) -> int:
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(descriptor, data)
+
+    switch, died = Switch(place), Place(tmp_path / "died")
+    with place.auditor(seal_events=4, open_sink=switch) as auditor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writing.os, "write", write)
+            for number in range(20):
+                is_full[0] = number == 2
+                auditor.record(act(number))
+            shutil.copytree(place.spool, died.spool)
+        switch.is_up = True
+    assert place.numbers() == list(range(20))
+    died.sink = place.sink  # by which the spool goes
+    settings = died.settings(open_sink=lambda: LocalStore(tmp_path / "died" / "sink"), salvages=False)
+    dead = LogAuditor(settings)
+    assert dead.salvage().error is None
+    dead.close(within_s=LONG_S)
+    died.sink = tmp_path / "died" / "sink"
+    assert died.numbers() == [0, 1]
+
+
 def test_a_spool_that_cannot_be_made_leaves_memory_and_says_so(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,20 @@ def test_a_sink_that_is_down_leaves_all_for_later(place: Place) -> None:
     assert place.numbers() == list(range(6))
 
 
+def test_whoever_salvages_after_another_that_failed_sends_the_same_bytes(place: Place) -> None:
+    _, opened = segments_of_a_writer(place.settings())
+    leave(place, closed=None, opened=opened)
+
+    def open_sink() -> Store:
+        raise StoreUnavailableError("the sink is out of reach")
+
+    salvage(place, open_sink=open_sink)
+    (closed,) = place.waiting()
+    kept = closed.read_bytes()
+    salvage(place)
+    assert [path.read_bytes() for path in place.sink.rglob(f"{WRITER}-*.jsonl")] == [kept]
+
+
 def test_what_was_sent_and_not_cleared_away_is_found_in_the_sink(place: Place) -> None:
     """Whoever salvaged before died between the two, and its closing line is another than this one's."""
     closed, opened = segments_of_a_writer(place.settings())
