@@ -14,6 +14,7 @@ from strongroom.errors import ConfigError
 from strongroom_security.members import WrongMemberError, seconds, texts
 
 if TYPE_CHECKING:
+    from strongroom.roles import Duty
     from strongroom.stores.base import Store
     from strongroom_security.auditlog.auditor import LogAuditor
     from strongroom_security.role import ActAs
@@ -112,12 +113,15 @@ class Audit:
         put(self, "also", _also(also))
         put(self, "credentials", _credentials(credentials, uri, folder))
 
-    def auditor(self, *, signer: Signer | None = None, role: ActAs | None = None) -> LogAuditor:
+    def auditor(
+        self, *, signer: Signer | None = None, role: ActAs | None = None, asks_aws: bool = False
+    ) -> LogAuditor:
         """What fills the core's seam.
 
         Args:
             signer: of ``[sign]``, where this section names no key.
             role: of the policy.
+            asks_aws: whether another section of the policy has a key that AWS keeps.
         """
         from strongroom_security.auditlog.auditor import LogAuditor
         from strongroom_security.auditlog.settings import Settings
@@ -125,7 +129,7 @@ class Audit:
         vouches = self.signer or signer
         if vouches is None:
             _warn_of_no_key(self.sink)
-        asks_aws = self.sink[: len(_S3)] == _S3 or (vouches is not None and vouches.kind == "aws-kms")
+        is_kept_by_aws = vouches is not None and vouches.kind == "aws-kms"
         return LogAuditor(
             Settings(
                 sink=self.sink,
@@ -138,7 +142,8 @@ class Audit:
                 intent_s=self.intent_s,
                 also=self.also,
                 role=None if role is None else role.name,
-                session_of=role.session if role is not None else (lambda _: None) if asks_aws else None,
+                session_of=_own if role is None else role.session,
+                asks_aws=asks_aws or is_kept_by_aws or self.sink[: len(_S3)] == _S3,
             )
         )
 
@@ -163,6 +168,10 @@ class Audit:
 
     def __repr__(self) -> str:
         return f"Audit(sink={getattr(self, 'sink', None)!r})"
+
+
+def _own(duty: Duty) -> None:
+    """This process's own session, for every duty."""
 
 
 @cache  # once a process and sink

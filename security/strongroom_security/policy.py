@@ -124,7 +124,7 @@ class SecurityPolicy:
                 raise ConfigError("a policy has audit= or auditor=, and both were given; give audit= alone")
             role = self.role if isinstance(self.role, ActAs) else None
             signer = None if self.sign is None else self.sign.signer
-            put(self, "auditor", self.audit.auditor(signer=signer, role=role))
+            put(self, "auditor", self.audit.auditor(signer=signer, role=role, asks_aws=self._asks_aws()))
         if self.seal is not None:
             if self.sealing is not None:
                 raise ConfigError("a policy has seal= or sealing=, and both were given; give seal= alone")
@@ -162,6 +162,12 @@ class SecurityPolicy:
     def grant_use(self) -> GrantUse | None:
         """That a grant of break-glass was used, for whoever records it; None: there is none, or not yet."""
         return self.role.grant_use if isinstance(self.role, ActAs) else None
+
+    def _asks_aws(self) -> bool:
+        """Whether AWS keeps a key of what is sealed."""
+        if self.seal is None:
+            return False
+        return any(key.kind == "aws-kms" for key in (*self.seal.recipients, *self.seal.identities))
 
     def _ask_key_services_as(self, role: ActAs) -> None:
         """Have the keys of AWS asked for by the credentials that the role's duties go by."""

@@ -6,9 +6,11 @@ import pwd
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from recorders import act
 from s3_servers import S3Server, moto_s3
 
 from strongroom.auditing import Action
@@ -18,6 +20,8 @@ from strongroom_security.auditlog.actors import Actors, address_of_this_host, jo
 
 __all__ = ["moto_s3"]
 
+SAVE = replace(act(1, action=Action.SAVE), root="s3://checkpoints/runs/run-a")
+RESTORE = replace(SAVE, action=Action.RESTORE)
 SLURM = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_NAME": "train",
@@ -64,9 +68,9 @@ def test_a_directory_of_users_that_is_slow_holds_nothing_up(monkeypatch: pytest.
 
     monkeypatch.setattr("strongroom_security.auditlog.actors.pwd.getpwuid", slowly)
     began = time.monotonic()
-    actors = Actors(role=None, session_of=None, environment={})
+    actors = Actors(role=None, session_of=lambda _: None, asks_aws=False, environment={})
     assert time.monotonic() - began < 10
-    assert actors.of(Action.SAVE).user == actors.of(Action.SAVE).uid
+    assert actors.of(SAVE).user == actors.of(SAVE).uid
     is_free.set()
 
 
@@ -75,10 +79,10 @@ def test_whose_credentials_they_are_is_asked_of_sts(
 ) -> None:
     for name, value in {**moto_s3.environment, "AWS_ENDPOINT_URL": moto_s3.endpoint_url}.items():
         monkeypatch.setenv(name, value)
-    actors = Actors(role="trainer-writer", session_of=lambda _: None, environment={})
-    actors.wait_for_identity(Action.SAVE, 20)
-    assert str(actors.of(Action.SAVE).identity).startswith("arn:aws:sts::")
-    assert actors.of(Action.SAVE).role == "trainer-writer"
+    actors = Actors(role="trainer-writer", session_of=lambda _: None, asks_aws=False, environment={})
+    actors.wait_for_identity(SAVE, 20)
+    assert str(actors.of(SAVE).identity).startswith("arn:aws:sts::")
+    assert actors.of(SAVE).role == "trainer-writer"
 
 
 def test_each_duty_goes_by_its_own_and_those_let_go_of_are_no_error(
@@ -92,11 +96,11 @@ def test_each_duty_goes_by_its_own_and_those_let_go_of_are_no_error(
             raise AccessDeniedError("they were let go of")
         return None
 
-    actors = Actors(role=None, session_of=session_of, environment={})
-    for action in (Action.RESTORE, Action.SAVE):
-        actors.wait_for_identity(action, 20)
-    assert actors.of(Action.RESTORE).identity is None
-    assert actors.of(Action.SAVE).identity is not None
+    actors = Actors(role=None, session_of=session_of, asks_aws=True, environment={})
+    for each in (RESTORE, SAVE):
+        actors.wait_for_identity(each, 20)
+    assert actors.of(RESTORE).identity is None
+    assert actors.of(SAVE).identity is not None
 
 
 def test_an_sts_that_is_out_of_reach_leaves_the_identity_out(
@@ -106,9 +110,26 @@ def test_an_sts_that_is_out_of_reach_leaves_the_identity_out(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{absent_port}")
-    actors = Actors(role=None, session_of=lambda _: None, environment={})
-    actors.wait_for_identity(Action.SAVE, 20)
-    assert actors.of(Action.SAVE).identity is None
+    actors = Actors(role=None, session_of=lambda _: None, asks_aws=True, environment={})
+    actors.wait_for_identity(SAVE, 20)
+    assert actors.of(SAVE).identity is None
+
+
+def test_without_a_key_or_a_bucket_of_aws_nobody_is_asked() -> None:
+    asked: list[Duty] = []
+
+    def session_of(duty: Duty) -> Any:
+        asked.append(duty)
+        raise AccessDeniedError("none here")
+
+    actors = Actors(role=None, session_of=session_of, asks_aws=False, environment={})
+    actors.wait_for_identity(act(1), 20)
+    # A bucket on a server of one's own is none of AWS's, unless something says where its STS is.
+    own = {"AWS_ENDPOINT_URL_S3": "http://ceph.example"}
+    actors = Actors(role=None, session_of=session_of, asks_aws=True, environment=own)
+    actors.wait_for_identity(SAVE, 20)
+    assert actors.of(SAVE).identity is None
+    assert asked == []
 
 
 def test_no_credentials_are_taken_up_for_what_nobody_does() -> None:
@@ -118,9 +139,9 @@ def test_no_credentials_are_taken_up_for_what_nobody_does() -> None:
         asked.append(duty)
         raise AccessDeniedError("none here")
 
-    actors = Actors(role=None, session_of=session_of, environment={})
+    actors = Actors(role=None, session_of=session_of, asks_aws=True, environment={})
     assert asked == []
-    actors.wait_for_identity(Action.SAVE, 20)
+    actors.wait_for_identity(SAVE, 20)
     actors.refresh()
     assert asked == [Duty.SAVE]
 

@@ -85,7 +85,7 @@ def test_all_that_it_may_say_reaches_the_auditor(load: Callable[[str], SecurityP
     assert found.spool == folder / "spool"
     assert (found.spool_bytes, found.seal_s, found.seal_events, found.intent_s) == (2_000_000, 1.5, 10, 3.0)
     assert found.also == ("logging:audit", "syslog:unix:/dev/log")
-    assert found.session_of is not None
+    assert found.asks_aws
 
 
 def test_the_key_that_signs_checkpoints_vouches_where_no_other_is_named(

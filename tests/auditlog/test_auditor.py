@@ -21,6 +21,8 @@ from strongroom_security.signers.file import FileSigner
 from strongroom_security.signers.generating import generate_key
 
 HERE = Path(__file__).parent
+_QUIET = ("-W", "ignore::DeprecationWarning")
+"""Since 3.12 Python warns of forks beside threads; that they go well is what is tested here."""
 
 
 @pytest.fixture
@@ -57,7 +59,15 @@ class DistantSigner:
 
 def child(place: Place, what: str, *more: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(HERE / "recording_child.py"), what, str(place.sink.parent), *more],
+        [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            str(HERE / "recording_child.py"),
+            what,
+            str(place.sink.parent),
+            *more,
+        ],
         capture_output=True,
         text=True,
         timeout=60,

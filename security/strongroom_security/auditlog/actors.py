@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from strongroom.auditing import Action
+from strongroom.auditing import Act, Action
 from strongroom.errors import StrongroomError
 from strongroom.provenance.job import job_in
 from strongroom.roles import Duty
@@ -45,8 +45,8 @@ _NAME_WITHIN_S: Final = 0.2
 """For which the first event waits for the user's name; the number is there at once."""
 
 _LOOK_AGAIN_S: Final = 300.0
-_CONNECT_S: Final = 5.0
-_READ_S: Final = 10.0
+_CONNECT_S: Final = 3.0
+_READ_S: Final = 5.0
 _WHOM: Final = "the audit log's caller"
 
 _READS: Final = frozenset(
@@ -95,7 +95,8 @@ class Actors:
 
     Args:
         role: of the policy's ``[role]``.
-        session_of: by whose credentials AWS is asked, as far as it is; None: nothing here goes to AWS.
+        session_of: by whose credentials AWS is asked.
+        asks_aws: whether it is, wherever a checkpoint is; else only for what is in a bucket.
         environment: says which job and rank this is.
     """
 
@@ -103,7 +104,8 @@ class Actors:
         self,
         *,
         role: str | None,
-        session_of: SessionOf | None,
+        session_of: SessionOf,
+        asks_aws: bool,
         environment: Mapping[str, str],
     ) -> None:
         uid = os.geteuid()
@@ -119,6 +121,8 @@ class Actors:
             role=role,
         )
         self._session_of = session_of
+        self._asks_aws = asks_aws
+        self._has_sts = _has_sts(environment)
         self._identities: dict[Duty, str] = {}
         self._keys: dict[Duty, str] = {}
         self._looked_at = 0.0
@@ -136,22 +140,24 @@ class Actors:
     def pid(self) -> int:
         return self._actor.pid
 
-    def of(self, action: Action) -> Actor:
+    def of(self, act: Act) -> Actor:
         """The actor of something that is done now."""
-        if self._session_of is None:
+        if not self._goes_to_aws(act):
             return self._actor
-        duty = _duty_of(action)
+        duty = _duty_of(act.action)
         if duty not in self._has_looked:
             self._look(duty)
         identity = self._identities.get(duty)
         return self._actor if identity is None else replace(self._actor, identity=identity)
 
-    def wait_for_identity(self, action: Action, within_s: float) -> None:
+    def wait_for_identity(self, act: Act, within_s: float) -> None:
         """Return once it is known by whose credentials that is done, or that it cannot be known now."""
-        if self._session_of is None:
-            return
-        self.of(action)
-        self._has_looked[_duty_of(action)].wait(within_s)
+        if self._goes_to_aws(act):
+            self.of(act)
+            self._has_looked[_duty_of(act.action)].wait(within_s)
+
+    def _goes_to_aws(self, act: Act) -> bool:
+        return self._has_sts and (self._asks_aws or act.root[:5] == "s3://")
 
     def refresh(self) -> None:
         """Ask who the caller is, where that may have changed; never waits."""
@@ -194,11 +200,8 @@ class Actors:
         self._has_name.set()
 
     def _find_identity(self, duty: Duty) -> None:
-        session_of = self._session_of
-        if session_of is None:
-            return
         try:
-            session = session_of(duty) or aws.new_session(whom=_WHOM)
+            session = self._session_of(duty) or aws.new_session(whom=_WHOM)
             key, failure = aws.once(lambda: _key_of(session), {}, whom=_WHOM)
             if failure is not None or key is None or self._keys.get(duty) == key:
                 return
@@ -209,6 +212,13 @@ class Actors:
         if failure is None and isinstance(answer.get("Arn"), str):
             self._identities[duty] = answer["Arn"]
             self._keys[duty] = key
+
+
+def _has_sts(environment: Mapping[str, str]) -> bool:
+    """Whether there is an STS to ask: with an S3 server of one's own there is none, unless that is said too."""
+    if not environment.get("AWS_ENDPOINT_URL_S3"):
+        return True
+    return any(environment.get(name) for name in ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL"))
 
 
 def _duty_of(action: Action) -> Duty:

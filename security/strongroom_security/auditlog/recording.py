@@ -77,7 +77,10 @@ class Recording:
         self._salvage_s = 0.0 if settings.salvages else float("inf")
         self._store: Store | None = None
         self._actors = Actors(
-            role=settings.role, session_of=settings.session_of, environment=dict(os.environ)
+            role=settings.role,
+            session_of=settings.session_of,
+            asks_aws=settings.asks_aws,
+            environment=dict(os.environ),
         )
         self._forwarding = Forwarding([receiver_of(text) for text in settings.also])
         self._spool = find_spool(settings.spool, settings.sink)
@@ -118,8 +121,8 @@ class Recording:
                 why = writer.certifying.error or "it did not answer"
                 self._refuse(act, f"the signer of the audit log vouches for no writer here: {why}")
         within_s = min(_IDENTITY_S, max(0.0, (until - time.monotonic()) / 2))
-        self._actors.wait_for_identity(act.action, within_s)
-        actor = self._actors.of(act.action)
+        self._actors.wait_for_identity(act, within_s)
+        actor = self._actors.of(act)
         writer, added = self._with(act.run, lambda each: each.append_alone(act, actor, room=self._room()))
         if added is None:
             self._lose(act)
@@ -153,7 +156,7 @@ class Recording:
         )
 
     def _append(self, act: Act) -> tuple[Segment, bytes] | None:
-        actor = self._actors.of(act.action)
+        actor = self._actors.of(act)
         return self._with(act.run, lambda writer: writer.append(act, actor, room=self._room()))[1]
 
     def _with(self, run: str | None, work: Callable[[RunWriter], _T]) -> tuple[RunWriter, _T]:
@@ -491,7 +494,7 @@ class Recording:
             with self._changed:
                 fresh = self._new_writer(_usable(run))
                 self._ended.append(fresh)
-        fresh.append(act, self._actors.of(act.action), room=_ANY_ROOM)
+        fresh.append(act, self._actors.of(act), room=_ANY_ROOM)
         for event in again:
             try:
                 act, actor, time_ms = recorded_again(event)

@@ -11,6 +11,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from strongroom.roles import Duty
 from strongroom.stores.base import Store
 from strongroom_security.auditlog.actors import SessionOf
 from strongroom_security.auditlog.forwarding import receiver_of
@@ -26,6 +27,10 @@ INTENT_S: Final = 30.0
 
 def _draw() -> tuple[str, Ed25519PrivateKey]:
     return secrets.token_hex(16), Ed25519PrivateKey.generate()
+
+
+def _own(duty: Duty) -> None:
+    """This process's own session, for every duty."""
 
 
 def _now_ms() -> int:
@@ -46,7 +51,8 @@ class Settings:
         intent_s: seconds in which an intent has to be in the sink.
         also: who else hears of events, as the policy's texts.
         role: the name of the policy's role.
-        session_of: by whose credentials AWS is asked; None: AWS is not.
+        session_of: by whose credentials AWS is asked.
+        asks_aws: whether it is, wherever the checkpoints are.
         now_ms: the clock that events are told by.
         draw: a new writer's id and key.
         salvages: whether what dead processes left is sent beside the program.
@@ -62,7 +68,8 @@ class Settings:
     intent_s: float = INTENT_S
     also: tuple[str, ...] = ()
     role: str | None = None
-    session_of: SessionOf | None = None
+    session_of: SessionOf = _own
+    asks_aws: bool = False
     now_ms: Callable[[], int] = _now_ms
     draw: Callable[[], tuple[str, Ed25519PrivateKey]] = _draw
     salvages: bool = True
