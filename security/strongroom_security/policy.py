@@ -167,7 +167,8 @@ class SecurityPolicy:
         """Whether AWS keeps a key of what is sealed."""
         if self.seal is None:
             return False
-        return any(key.kind == "aws-kms" for key in (*self.seal.recipients, *self.seal.identities))
+        keys: tuple[Recipient | Identity, ...] = (*self.seal.recipients, *self.seal.identities)
+        return any(key.kind == "aws-kms" for key in keys)
 
     def _ask_key_services_as(self, role: ActAs) -> None:
         """Have the keys of AWS asked for by the credentials that the role's duties go by."""

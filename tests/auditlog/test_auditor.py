@@ -61,8 +61,7 @@ def child(place: Place, what: str, *more: str, **options: Any) -> subprocess.Com
     return subprocess.run(
         [
             sys.executable,
-            "-W",
-            "ignore::DeprecationWarning",
+            *_QUIET,
             str(HERE / "recording_child.py"),
             what,
             str(place.sink.parent),

@@ -215,7 +215,7 @@ class Actors:
 
 
 def _has_sts(environment: Mapping[str, str]) -> bool:
-    """Whether there is an STS to ask: with an S3 server of one's own there is none, unless that is said too."""
+    """Whether there is an STS to ask: with an S3 server of one's own only where that is said, too."""
     if not environment.get("AWS_ENDPOINT_URL_S3"):
         return True
     return any(environment.get(name) for name in ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL"))
