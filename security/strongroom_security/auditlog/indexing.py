@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from strongroom.errors import FormatError, ObjectNotFoundError
 from strongroom.stores.base import Store
@@ -145,11 +145,16 @@ def _events(reading: SegmentReading) -> tuple[tuple[tuple[int, EventRow, ActorRo
     """A segment's events, those that are any; and what is wrong with it, at its first place."""
     wrong = [(problem.line, str(problem)) for problem in reading.problems]
     events: list[tuple[int, EventRow, ActorRow]] = []
+    # What many events say alike goes from process to process once.
+    alike: dict[Any, Any] = {}
     for line, value in reading.events():
         try:
-            events.append((line, *rows_of(value, reading.writer)))
+            event, actor = rows_of(value, reading.writer)
         except FormatError as error:
             wrong.append((line, f"{reading.key}, line {line}: {error}"))
+            continue
+        shared = tuple([alike.setdefault(each, each) if type(each) is str else each for each in event])
+        events.append((line, shared, alike.setdefault(actor, actor)))
     return tuple(events), min(wrong)[1][:500] if wrong else None
 
 
