@@ -155,6 +155,9 @@ class AnyHistory(RuleBasedStateMachine):
             skipped.append(name.step)
             if len(skipped) > _MAX_FALLBACK:
                 return None, skipped, RollbackError
+        if not self.committed and any(self.parents(contents).values()):
+            # A launch went on from a checkpoint, of which the commit is gone: it was taken away.
+            return None, skipped, RollbackError
         return None, skipped, NoWholeCheckpointError if skipped else None
 
     def let_go(
