@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_making import (
     ANN,
@@ -255,6 +255,7 @@ def test_a_damaged_segment_hides_no_other_and_none_of_its_own_whole_lines(path: 
 
 
 @given(st.binary(max_size=300) | st.lists(st.binary(max_size=60), max_size=6).map(b"\n".join))
+@settings(max_examples=40)
 def test_any_bytes_in_a_segments_place_are_taken_in_as_damaged(data: bytes) -> None:
     sink = MemoryStore()
     key = min(pristine())
