@@ -11,6 +11,7 @@ from strongroom.errors import StrongroomError
 from strongroom_security.auditlog.lines import Certificate
 from strongroom_security.auditlog.segments import WriterKey
 from strongroom_security.signers.base import Signer, check_signature, sign_checked
+from strongroom_security.signers.file import FileSigner
 
 __all__ = ["Certifying", "certify"]
 
@@ -27,7 +28,7 @@ def certify(signer: Signer, key: WriterKey, *, within_s: float = _WITHIN_S) -> C
         NoKeyError, KeyServiceError, ConfigError: as `sign_checked`.
     """
     message = key.certified()
-    if signer.kind == "file":
+    if isinstance(signer, FileSigner):
         # Nothing waits for a key in memory, and so no thread is needed to leave it behind.
         signature = signer.sign(message, within_s=within_s)
         check_signature(signer.public_key, message, signature, who=signer.uri)
@@ -60,7 +61,7 @@ class Certifying:
         self._wait = wait
         self._key = key
         self._signer = signer
-        if signer is not None and signer.kind == "file":
+        if isinstance(signer, FileSigner):
             self._ask(signer)
         elif signer is not None:
             try:
