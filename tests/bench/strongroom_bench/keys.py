@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from strongroom_bench.figure import Figure
-from strongroom_security import Seal, SecurityPolicy, Sign
+from strongroom_security import Audit, Seal, SecurityPolicy, Sign
 from strongroom_security.recipients.file import FileKey, create_key_file
 from strongroom_security.signers.file import FileSigner
 from strongroom_security.signers.generating import generate_key
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from strongroom_security.secret import Secret
 
 __all__ = [
-    "NOT_YET",
     "CountedKey",
+    "close_log",
     "create_keys",
     "key_calls",
     "protecting_policy",
@@ -26,10 +26,9 @@ __all__ = [
     "read_signer",
 ]
 
-NOT_YET: Final = "sealed and signed; the audit log is not in this release"
-"""Of figures whose bars are meant for a save that is audited too."""
-
 _SIGNER: Final = "signer.pem"
+
+_WITHIN_S: Final = 60.0
 
 _RECIPIENTS: Final = 2
 """As a policy should name: where there is one key only, every checkpoint is lost with it."""
@@ -81,9 +80,22 @@ def _paths(folder: Path) -> list[Path]:
     return [folder / f"{number}.key" for number in range(_RECIPIENTS)]
 
 
-def protecting_policy(keys: Iterable[CountedKey], signer: FileSigner) -> SecurityPolicy:
-    """Seals to these keys, any one of which opens; signs by the signer, and demands its signature."""
-    return SecurityPolicy(seal=Seal(recipients=list(keys)), sign=Sign(key=signer))
+def protecting_policy(keys: Iterable[CountedKey], signer: FileSigner, log: Path) -> SecurityPolicy:
+    """Seals to these keys, any one of which opens; signs by the signer, and demands its signature; audits.
+
+    Args:
+        log: a folder for the audit log, and for what waits to go there.
+    """
+    return SecurityPolicy(
+        seal=Seal(recipients=list(keys)),
+        sign=Sign(key=signer),
+        audit=Audit(sink=f"dir:{log / 'sink'}", spool=log / "spool"),
+    )
+
+
+def close_log(policy: SecurityPolicy) -> None:
+    """See everything into the log, whose folder may go then."""
+    policy.auditor.close(within_s=_WITHIN_S)
 
 
 def key_calls(

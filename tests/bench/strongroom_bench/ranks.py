@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from strongroom import Checkpointer
 from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
-from strongroom_bench.keys import NOT_YET, create_keys, key_calls, protecting_policy, read_keys, read_signer
+from strongroom_bench.keys import close_log, create_keys, key_calls, protecting_policy, read_keys, read_signer
 from strongroom_bench.measure import Contestant, interleave, seconds
 from strongroom_bench.scale import Scale
 from strongroom_bench.states import Saver, copy_once, done, drop, restore
@@ -36,6 +36,7 @@ WORLD_SIZE: Final = 4
 _LIMIT_S: Final = 3600
 _SEALED: Final = "strongroom, sealed"
 _KEYS: Final = "ranks-keys"
+_LOG: Final = "ranks-log"
 
 
 def measure(scale: Scale, folder: Path) -> list[Figure]:
@@ -43,7 +44,7 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
     create_keys(folder / _KEYS)
     found = _run_job(scale, folder)
     samples = found["samples"]
-    for name in (_KEYS, "ranks", "ranks-sealed", "ranks-kept", "ranks-sealed-kept", "dcp-kept"):
+    for name in (_KEYS, _LOG, "ranks", "ranks-sealed", "ranks-kept", "ranks-sealed-kept", "dcp-kept"):
         drop(folder / name)
     threads = (
         f"{writing_workers(ranks=WORLD_SIZE)} writing and {reading_workers(ranks=WORLD_SIZE)} reading threads"
@@ -84,7 +85,6 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
             walls,
             bar=1.10,
             setting=words,
-            note=NOT_YET,
         ),
         beside(
             "wall of a verified restore, sealed, 4 ranks / dcp.load",
@@ -150,7 +150,7 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
     local = {name: tensor.to_local() for name, tensor in state.items()}
     own_group = dist.new_group(backend="gloo")
     keys = read_keys(root / _KEYS)
-    policy = protecting_policy(keys, read_signer(root / _KEYS))
+    policy = protecting_policy(keys, read_signer(root / _KEYS), root / _LOG)
     savers = {
         "strongroom": Saver(root / "ranks", {"model": state}),
         _SEALED: Saver(root / "ranks-sealed", {"model": state}, security=policy, digest="blake3"),
@@ -214,6 +214,7 @@ def run_rank(folder: str, scale: Scale) -> dict[str, Any]:
     )
     for saver in savers.values():
         saver.checkpointer.close()
+    close_log(policy)
     found = {
         "samples": _slowest(samples),
         "wraps": _of_all_ranks([key.wraps for key in keys]),

@@ -11,7 +11,7 @@ from strongroom import Checkpointer
 from strongroom.workers import reading_workers, writing_workers
 from strongroom_bench.figure import Figure, beside, fold, setting
 from strongroom_bench.keys import (
-    NOT_YET,
+    close_log,
     create_keys,
     key_calls,
     protecting_policy,
@@ -47,10 +47,10 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
     """Time sealed saves and restores, and count what they ask of their keys."""
     create_keys(folder / "sealed-keys")
     keys = read_keys(folder / "sealed-keys")
-    policy = protecting_policy(keys, read_signer(folder / "sealed-keys"))
+    policy = protecting_policy(keys, read_signer(folder / "sealed-keys"), folder / "sealed-log")
     drop(folder / "sealed-keys")
     state = large_state(scale)
-    words = f"{scale.state_words}, sealed to {len(keys)} keys, signed"
+    words = f"{scale.state_words}, sealed to {len(keys)} keys, signed, audited"
     saves, saved = _saves(scale, folder / "sealed", state, policy, words)
     restores, restored = _restores(scale, folder / "sealed-restores", state, policy, words)
     # One save more, which is what is restored again and again.
@@ -66,6 +66,8 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
         folder,
         security=policy,
     )
+    close_log(policy)
+    drop(folder / "sealed-log")
     return [*saves, *restores, rows, *counts]
 
 
@@ -105,7 +107,6 @@ def _saves(
             walls,
             bar=1.10,
             setting=setting(threads, whole),
-            note=NOT_YET,
         ),
         beside(
             "wall of a sealed, signed, audited save, sha256 / dcp.save(thread_count=2)",
@@ -114,7 +115,6 @@ def _saves(
             walls,
             bar=1.60,
             setting=setting(threads, whole, digest="sha256"),
-            note=NOT_YET,
         ),
         beside(
             "wall of a sealed save, blake3 / the same save not sealed",
