@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strongroom import layout
+from strongroom.auditing import Action, Activity, accepted_operation
 from strongroom.digest import sha256_of
 from strongroom.errors import IntegrityError, UntrustedError
 from strongroom.manifest import MANIFEST_BOUNDS, Commit, Manifest
@@ -17,6 +18,7 @@ from strongroom.signing import MAX_SIGNATURE_BYTES, Guard
 from strongroom.stores.base import Store
 from strongroom.verify import OnProgress, verify_checkpoint
 from strongroom_security import dsse, oms
+from strongroom_security.intents import auditor_of
 from strongroom_security.signers.base import Signer
 from strongroom_security.signing import resources_of
 from strongroom_security.trust import ManifestTrust
@@ -62,12 +64,36 @@ def add_signature(
             missing afterwards.
         is_unsigned: the signer vouches alone: nobody whom ``trust`` knows need have signed before.
 
+    What a policy with a record names (its sealing, its trust, its signer) is used on record: the checkpoint
+    is read only once it stands there that it is about to be, by this or by what this is a part of.
+
     Raises:
+        AuditError: it could not be put on record first, and was not read.
         IntegrityError: it is damaged; or a signature that stands at this key's place is another's or wrong;
             or, as `UntrustedError`, nobody whom the policy trusts has signed it. No key is asked for then.
         KeyServiceError, NoKeyError: the signer's.
         StoreError: the store could not be asked.
     """
+    auditor = auditor_of(sealing, trust, signer)
+    if accepted_operation(auditor, commit.run, commit.name) is not None:
+        return _added(store, commit, signer, within_s, sealing, trust, is_unsigned, on_progress)
+    with Activity(auditor, Action.SIGN, root=store.uri, run=commit.run, checkpoint=commit.name) as activity:
+        activity.intend(commit.run, commit.name)
+        added = _added(store, commit, signer, within_s, sealing, trust, is_unsigned, on_progress)
+        activity.note(signer=added.key_id, is_new=added.is_new)
+        return added
+
+
+def _added(
+    store: Store,
+    commit: Commit,
+    signer: Signer,
+    within_s: float,
+    sealing: Sealing | None,
+    trust: ManifestTrust | None,
+    is_unsigned: bool,
+    on_progress: OnProgress | None,
+) -> Added:
     data = store.read(layout.data_key(commit.name, layout.MANIFEST), limit_bytes=MANIFEST_BOUNDS.length_bytes)
     if not sha256_of(data).matches(commit.manifest):
         raise IntegrityError(

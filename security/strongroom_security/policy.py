@@ -23,9 +23,10 @@ from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.roles import Role
 from strongroom.sealing import Sealing
-from strongroom.signing import Guard, Signing
+from strongroom.signing import Guard, Signing, Trust
 from strongroom_security.audit import Audit
 from strongroom_security.auditedsealing import AuditedSealing
+from strongroom_security.intents import keep_record
 from strongroom_security.members import WrongMemberError
 from strongroom_security.role import ActAs
 from strongroom_security.seal import Seal
@@ -149,6 +150,7 @@ class SecurityPolicy:
             "guard",
             Guard(sealing=self.sealing, trust=trust, floor=floor, auditor=self.auditor),
         )
+        keep_record(self._handed_on(trust), self.auditor)
         if isinstance(self.role, ActAs):
             self.role.put_on_record(self.auditor)
             self._ask_key_services_as(self.role)
@@ -162,6 +164,14 @@ class SecurityPolicy:
     def grant_use(self) -> GrantUse | None:
         """That a grant of break-glass was used, for whoever records it; None: there is none, or not yet."""
         return self.role.grant_use if isinstance(self.role, ActAs) else None
+
+    def _handed_on(self, trust: Trust | None) -> tuple[object, ...]:
+        """What may be used by itself, and is to be on record all the same."""
+        keys: tuple[object, ...] = ()
+        if self.seal is not None:
+            keys = (*self.seal.recipients, *self.seal.identities)
+        signer = None if self.sign is None else self.sign.signer
+        return (*keys, signer, self.sealing, trust)
 
     def _asks_aws(self) -> bool:
         """Whether AWS keeps a key of what is sealed."""

@@ -30,6 +30,7 @@ from typing import Final, Literal
 from strongroom.config import Clock
 from strongroom.digest import sha256_of
 from strongroom.errors import (
+    AuditError,
     IntegrityError,
     KeyServiceError,
     NoKeyError,
@@ -147,11 +148,17 @@ class Rewrapping:
         self._passed_over: tuple[str, ...] = ()
 
     def carry_out(self) -> Outcome:
-        """Do it. What goes wrong stands in the outcome, so that the next checkpoint has its turn."""
+        """Do it. What goes wrong stands in the outcome, so that the next checkpoint has its turn.
+
+        Raises:
+            AuditError: its keys could not be put on record first, and were not touched.
+        """
         if self._commit.keyring is None:
             return Outcome(name=self._name, result="unsealed")
         try:
             return self._carried_out()
+        except AuditError:
+            raise
         except StrongroomError as error:
             if isinstance(error, IntegrityError) and self._is_gone():
                 return Outcome(name=self._name, result="gone", calls=self._calls.count)

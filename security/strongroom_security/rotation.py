@@ -10,13 +10,14 @@ recipients, and no key service is asked about them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strongroom.auditing import NO_AUDIT, Action, Activity, Detail, outcome_of
+from strongroom.auditing import Action, Activity, Detail, outcome_of
 from strongroom.auditing import Outcome as Ending
 from strongroom.config import SYSTEM_CLOCK, Clock, check_seconds
 from strongroom.errors import ConfigError
@@ -27,6 +28,7 @@ from strongroom.signing import Trust
 from strongroom.stores.base import Store
 from strongroom_security.changes import AddRecipient, Change, RemoveRecipient, SetRecipients
 from strongroom_security.generations import FoundKeyring, find_keyring
+from strongroom_security.intents import auditor_of
 from strongroom_security.keyrequests import Requests, collecting
 from strongroom_security.recipients.base import Identity
 from strongroom_security.rewrapping import Options, Outcome, Result, Rewrapping
@@ -122,7 +124,8 @@ def rotate(
         clock: the time.
         trust: who judges a checkpoint's signatures before its keys are touched; None: nobody.
         activity: of which this is a part, by whose auditor each checkpoint is put on record before its keys
-            are touched, and what became of it; None: nothing is recorded.
+            are touched, and what became of it. None: one of its own, by the record that the policy of the
+            first of the identities keeps; what no such policy names is not recorded.
 
     Returns:
         What became of each; one that failed is told there, and the others go on.
@@ -132,7 +135,6 @@ def rotate(
             one's.
         ConfigError: an argument cannot work.
     """
-    recording = activity or Activity(NO_AUDIT, Action.ROTATE)
     check_seconds("within_s", within_s)
     _check_workers(workers)
     if calls_per_second is not None:
@@ -156,6 +158,10 @@ def rotate(
     def pause(pause_s: float) -> None:
         stopped.wait(pause_s)
 
+    own: Activity | None = None
+    if activity is None:
+        own = activity = _own_activity(store, change, (*options.identities, *_recipients(change)))
+    recording: Activity = activity
     pace = Pace(calls_per_second, sleep=pause)
     chosen = list(commits)
     telling = _Telling(len(chosen), on_progress)
@@ -167,21 +173,31 @@ def rotate(
             recording.intend(commit.run, commit.name, root=store.uri)
         requests = Requests()
         with collecting(requests):
-            outcome = Rewrapping(store, commit, options, Calls(pace, within_s)).carry_out()
+            outcome = Rewrapping(store, commit, options, Calls(pace, within_s, root=store.uri)).carry_out()
         _record(recording, store, commit, outcome, {**requests.details, "is_dry_run": dry_run})
         telling.tell(outcome)
         return outcome
 
-    try:
-        outcomes = run_all(
-            [lambda commit=commit: one(commit) for commit in chosen],  # type: ignore[misc]
-            workers=workers,
-            name="strongroom-rotate",
-        )
-    finally:
-        # After an interrupt nothing new is begun behind the caller's back.
-        stopped.set()
-    return Report(outcomes=tuple(outcome for outcome in outcomes if outcome is not None), since_ms=since_ms)
+    with own or contextlib.nullcontext():
+        try:
+            found = run_all(
+                [lambda commit=commit: one(commit) for commit in chosen],  # type: ignore[misc]
+                workers=workers,
+                name="strongroom-rotate",
+            )
+        finally:
+            # After an interrupt nothing new is begun behind the caller's back.
+            stopped.set()
+        report = Report(outcomes=tuple(each for each in found if each is not None), since_ms=since_ms)
+        if own is not None and report.failed:
+            own.conclude(Ending.FAILURE, f"{len(report.failed)} of {len(report.outcomes)} checkpoints failed")
+    return report
+
+
+def _own_activity(store: Store, change: Change, keepers: Sequence[object]) -> Activity:
+    """What a rotation is on record as that is no part of anything."""
+    action = Action.ROTATE if isinstance(change, SetRecipients) else Action.RECIPIENTS
+    return Activity(auditor_of(*keepers), action, root=store.uri)
 
 
 def _record(
@@ -228,16 +244,18 @@ class _Telling:
 
 def _identities(change: Change, given: Sequence[Identity]) -> tuple[Identity, ...]:
     """Each key once: those given, then recipients of the change that can open."""
-    added: tuple[object, ...] = ()
-    if isinstance(change, SetRecipients):
-        added = change.recipients
-    elif isinstance(change, AddRecipient):
-        added = (change.recipient,)
     by_id: dict[str, Identity] = {}
-    for each in (*given, *added):
+    for each in (*given, *_recipients(change)):
         if isinstance(each, Identity):
             by_id.setdefault(each.id, each)
     return tuple(by_id.values())
+
+
+def _recipients(change: Change) -> tuple[object, ...]:
+    """Who is added."""
+    if isinstance(change, SetRecipients):
+        return tuple(change.recipients)
+    return (change.recipient,) if isinstance(change, AddRecipient) else ()
 
 
 def _check_workers(value: object) -> None:

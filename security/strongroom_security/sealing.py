@@ -40,6 +40,7 @@ from strongroom_security.asking import Call, results
 from strongroom_security.envelope import CheckpointKey, HandedOver, HandOverKey, hand_over
 from strongroom_security.fields import Context, file_aad
 from strongroom_security.floe import FloeOpener, FloeSealer
+from strongroom_security.intents import on_record
 from strongroom_security.keyrequests import Requests, collecting, note_opened
 from strongroom_security.keyring import (
     Keyring,
@@ -495,6 +496,10 @@ class _Unlocking:
             raise NoKeyError(
                 f"{self._name} is sealed, and the policy here names nobody who can open; name an identity"
             )
+        with on_record(self._identities, self._context, root=self._store.uri):
+            return self._unlocked()
+
+    def _unlocked(self) -> _Unlocked:
         found = newest_first(self._store, self._name)
         for _ in range(_MAX_LOOKS):
             unlocked = self._try(found)

@@ -21,6 +21,7 @@ from strongroom_security.envelope import CheckpointKey
 from strongroom_security.fields import Context, file_aad
 from strongroom_security.floe import FloeOpener
 from strongroom_security.generations import Findings
+from strongroom_security.intents import on_record
 from strongroom_security.keyring import Keyring
 from strongroom_security.recipients.base import Identity, Recipient, Rewrapper, check_wrapped
 from strongroom_security.secret import KEY_BYTES, Secret
@@ -31,14 +32,18 @@ __all__ = ["Calls", "Opened", "Opening", "contexts_of"]
 class Calls:
     """Asks keepers; one checkpoint's own count, at a pace that all share.
 
+    What opens a key, or has a service open it, is on record before: see `intents`.
+
     Args:
         pace: in calls.
         within_s: seconds that one call may take.
+        root: where the checkpoint is, for the record.
     """
 
-    def __init__(self, pace: Pace, within_s: float) -> None:
+    def __init__(self, pace: Pace, within_s: float, *, root: str = "") -> None:
         self._pace = pace
         self._within_s = within_s
+        self._root = root
         self.count = 0
 
     def wrap(self, recipient: Recipient, key: Secret, context: Context) -> bytes:
@@ -52,8 +57,11 @@ class Calls:
         return ask(question, who=recipient.uri, within_s=self._within_s)
 
     def unwrap(self, identity: Identity, wrapped: bytes, context: Context) -> Secret:
-        """As `Identity.unwrap`."""
-        self._spend(identity.kind)
+        """As `Identity.unwrap`.
+
+        Raises:
+            AuditError: it could not be put on record, and was not asked for.
+        """
 
         def question(within_s: float) -> Secret:
             key: object = identity.unwrap(wrapped, context, within_s=within_s)
@@ -66,19 +74,26 @@ class Calls:
             key.reveal()  # raises where it was wiped already
             return key
 
-        return ask(question, who=identity.uri, within_s=self._within_s)
+        with on_record([identity], context, root=self._root):
+            self._spend(identity.kind)
+            return ask(question, who=identity.uri, within_s=self._within_s)
 
     def rewrap(self, keeper: Rewrapper, wrapped: bytes, context: Context, to: Recipient) -> bytes | None:
-        """As `Rewrapper.rewrap`."""
+        """As `Rewrapper.rewrap`.
+
+        Raises:
+            AuditError: it could not be put on record, and was not asked for.
+        """
         who = keeper.uri if isinstance(keeper, Identity) else to.uri
-        self._pace.spend(1)
-        self.count += 1
 
         def question(within_s: float) -> bytes | None:
             made: object = keeper.rewrap(wrapped, context, to, within_s=within_s)
             return None if made is None else _checked(made, who, to.uri)
 
-        found = ask(question, who=who, within_s=self._within_s)
+        with on_record([keeper, to], context, root=self._root):
+            self._pace.spend(1)
+            self.count += 1
+            found = ask(question, who=who, within_s=self._within_s)
         if found is None:
             self.count -= 1  # it knew without asking
         return found
