@@ -89,7 +89,6 @@ from strongroom.restore import Restored
 from strongroom.retention import RetentionPolicy
 from strongroom.saturation import Gauge, why_full
 from strongroom.saving import NO_PROVENANCE, Provenance, Stager
-from strongroom.sealing import requests_of
 from strongroom.shards import binding
 from strongroom.signing import NO_GUARD
 from strongroom.stores.base import Store
@@ -754,7 +753,7 @@ class Checkpointer:
                 size_bytes=commit.size_bytes,
                 background_s=self._clock.monotonic() - began,
                 manifest_digest=str(commit.manifest),
-                requests=requests_of(attempt.seal),
+                requests=attempt.requests,
             )
         )
         if self._replicating is not None:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from strongroom.sealing import Sealing
     from strongroom.stores.base import Store
 
-__all__ = ["MAX_SIGNATURE_BYTES", "NO_GUARD", "Floor", "Guard", "Signing", "Trust", "Trusted"]
+__all__ = [
+    "MAX_SIGNATURE_BYTES",
+    "NO_GUARD",
+    "Floor",
+    "Guard",
+    "Signing",
+    "TellingSigning",
+    "Trust",
+    "Trusted",
+    "sign_telling",
+]
 
 _LOG: Final = logging.getLogger("strongroom")
 
@@ -56,6 +66,25 @@ class Signing(Protocol):
         Raises:
             KeyServiceError, NoKeyError: whoever keeps the key was not reached in time, or refused.
         """
+
+
+@runtime_checkable
+class TellingSigning(Protocol):
+    """A `Signing` that can tell by which requests it had something signed."""
+
+    def sign_and_tell(
+        self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """As `Signing.sign_checkpoint`, and what key services call the requests in their own logs."""
+
+
+def sign_telling(
+    signing: Signing, manifest: bytes, files: Sequence[FileRecord], *, within_s: float
+) -> tuple[bytes, tuple[str, ...]]:
+    """Have a checkpoint signed; the signature, and by which requests, as far as who signs tells."""
+    if isinstance(signing, TellingSigning):
+        return signing.sign_and_tell(manifest, files, within_s=within_s)
+    return signing.sign_checkpoint(manifest, files, within_s=within_s), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,9 +46,9 @@ from strongroom.manifest import (
 )
 from strongroom.pace import Pace
 from strongroom.parallel import start
-from strongroom.sealing import SaveSeal
+from strongroom.sealing import SaveSeal, requests_of
 from strongroom.shards import WrittenFile, write_file
-from strongroom.signing import Signing
+from strongroom.signing import Signing, sign_telling
 from strongroom.stores.base import Store
 from strongroom.stores.offers import create_within
 
@@ -278,6 +278,12 @@ class Attempt:
         self._pace = pace
         self._auditor = auditor
         self._may_be_committed = False
+        self._signed_by: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """What key services call that they wrapped its key, and signed it, as far as that is known."""
+        return (*requests_of(self.seal), *self._signed_by)
 
     def write(self, path: str, pieces: Iterable[Buffer], *, length_bytes: int) -> WrittenFile:
         """Write one file under ``data/``; it is on stable storage on return.
@@ -403,7 +409,9 @@ class Attempt:
         if self._signing is None:
             return None
         self.deadline.check("about to be signed")
-        signature = self._signing.sign_checkpoint(encoded, manifest.files, within_s=self.deadline.left_s)
+        signature, self._signed_by = sign_telling(
+            self._signing, encoded, manifest.files, within_s=self.deadline.left_s
+        )
         self._store.put(layout.signature_key(self.name), signature)
         return sha256_of(signature)
 

@@ -14,6 +14,7 @@ from strongroom import layout
 from strongroom.digest import sha256_of
 from strongroom.manifest import FileRecord, Launch, LaunchSignature
 from strongroom_security import dsse, oms
+from strongroom_security.keyrequests import Requests, collecting
 from strongroom_security.signers.base import Signer, sign_checked
 
 __all__ = ["LAUNCH_TYPE", "ManifestSigning", "resources_of"]
@@ -63,6 +64,14 @@ class ManifestSigning:
         self._check_key()
         payload = oms.statement(resources_of(manifest, files))
         return oms.sign_payload(payload, self.signer, within_s=min(within_s, self._within_s))
+
+    def sign_and_tell(
+        self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """As `strongroom.signing.TellingSigning.sign_and_tell`."""
+        with collecting(Requests()) as requests:
+            signature = self.sign_checkpoint(manifest, files, within_s=within_s)
+        return signature, requests.ids
 
     def _check_key(self) -> None:
         if self._check is not None:

@@ -21,7 +21,7 @@ from strongroom.catalog import Catalog
 from strongroom.roles import Duty
 from strongroom.stores.local import LocalStore
 from strongroom.testing.auditing import RecordingAuditor
-from strongroom_security import Seal, SecurityPolicy
+from strongroom_security import Seal, SecurityPolicy, Sign
 from strongroom_security.keyrequests import Requests, collecting, note_opened, note_request
 from strongroom_security.recipients.calling import PLAIN_HTTP_VARIABLE
 from strongroom_security.recipients.file import create_key_file
@@ -77,6 +77,16 @@ def test_requests_to_a_key_service_are_on_record_of_the_save_and_of_the_unwrappi
     assert _ID.fullmatch(str(unwrapped_by))
     assert wrapped_by != unwrapped_by
     assert unwrapped.details["recipient_kind"] == "aws-kms"
+
+
+def test_the_request_by_which_a_checkpoint_was_signed_is_on_record_of_the_save(
+    aws: Kms, auditor: RecordingAuditor, tmp_path: Path
+) -> None:
+    arn = aws.key(KeySpec="ECC_NIST_P256", KeyUsage="SIGN_VERIFY")
+    policy = SecurityPolicy(auditor=auditor, sign=Sign(key=f"aws-kms:{arn}"))
+    save_and_restore(tmp_path / "run", policy)
+    (committed,) = auditor.of(Action.SAVE, Phase.FINISHED)
+    assert _ID.fullmatch(str(committed.details["kms_request_id"]))
 
 
 def test_where_each_file_is_wrapped_by_itself_each_request_is_on_record(

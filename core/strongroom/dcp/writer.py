@@ -51,7 +51,7 @@ from strongroom.parallel import run_all
 from strongroom.parts import producer
 from strongroom.plan import spec_of
 from strongroom.roles import Duty, open_root
-from strongroom.sealing import OneOff, requests_of
+from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
@@ -276,7 +276,7 @@ class StrongroomWriter(StorageWriter):
                 size_bytes=committed.commit.size_bytes,
                 background_s=self._timeout_s - attempt.deadline.left_s,
                 manifest_digest=str(committed.commit.manifest),
-                requests=requests_of(attempt.seal),
+                requests=attempt.requests,
             )
         )
         self._newest = committed.ref
