@@ -31,6 +31,7 @@ from strongroom.events import (
     LaunchClaimed,
     OrphanRemoved,
     RemovalFailed,
+    RemovalStarted,
     ReplicationFailed,
     SaveFailed,
     SaveRefused,
@@ -148,12 +149,27 @@ def _skipped(event: CheckpointSkipped, root: str) -> Act:
     )
 
 
+def _removing(event: RemovalStarted, root: str) -> Act:
+    return Act(
+        action=Action.REMOVE,
+        phase=Phase.STARTED,
+        outcome=Outcome.UNKNOWN,
+        operation=event.operation,
+        root=event.root or root,
+        run=event.run or None,
+        checkpoint=_name_in(event.folder),
+        path=_path_in(event.folder),
+        reason=event.reason[:_REASON_CHARS],
+    )
+
+
 def _removed(event: CheckpointRemoved, root: str) -> Act:
     return _done(
         Action.REMOVE,
         event,
         event.root or root,
         checkpoint=_name(event),
+        operation=event.operation or None,
         reason=event.reason,
         details={"kind": "checkpoint"},
     )
@@ -166,6 +182,7 @@ def _orphan(event: OrphanRemoved, root: str) -> Act:
         event.root or root,
         checkpoint=_name_in(event.folder),
         path=_path_in(event.folder),
+        operation=event.operation or None,
         reason=event.reason,
         details={"kind": "orphan"},
     )
@@ -179,6 +196,7 @@ def _unremoved(event: RemovalFailed, root: str) -> Act:
         checkpoint=_name_in(event.folder),
         path=_path_in(event.folder),
         outcome=Outcome.FAILURE,
+        operation=event.operation or None,
         reason=event.reason,
     )
 
@@ -263,6 +281,7 @@ _ACTS: Final[dict[type[Event], Callable[[Any, str], Act]]] = {
     LaunchClaimed: _launch,
     OrphanRemoved: _orphan,
     RemovalFailed: _unremoved,
+    RemovalStarted: _removing,
     ReplicationFailed: _unreplicated,
     SaveFailed: _failed,
     SaveRefused: _refused,

@@ -24,6 +24,7 @@ __all__ = [
     "LaunchClaimed",
     "OrphanRemoved",
     "RemovalFailed",
+    "RemovalStarted",
     "ReplicationFailed",
     "RestoreFinished",
     "SaveFailed",
@@ -73,7 +74,7 @@ class SaveSkipped(Event):
 class CheckpointCommitted(Event):
     """A checkpoint stands. ``background_s`` runs from the end of staging to the commit.
 
-    ``requests`` are the ids of what key services were asked to wrap, as their own logs have them.
+    ``requests`` are the ids of what key services were asked to wrap and to sign, as their own logs have them.
     """
 
     step: int
@@ -131,6 +132,16 @@ class RestoreFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalStarted(Event):
+    """A checkpoint, or what is left of a save, is about to be removed. Its end has the same ``operation``."""
+
+    folder: str
+    root: str
+    reason: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRemoved(Event):
     """Retention removed a committed checkpoint. ``root`` says from which tier."""
 
@@ -139,6 +150,7 @@ class CheckpointRemoved(Event):
     attempt: str
     root: str
     reason: str
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +160,7 @@ class OrphanRemoved(Event):
     folder: str
     root: str
     reason: str
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +170,7 @@ class RemovalFailed(Event):
     folder: str
     root: str
     reason: str
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +247,7 @@ class Emitter:
 
 _LEVELS: Final = {
     SaveStarted: logging.DEBUG,
+    RemovalStarted: logging.DEBUG,
     CheckpointRemoved: logging.DEBUG,
     SaveFailed: logging.ERROR,
     # Whoever called it hears of it anyway.

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom import retention, sweep
+from strongroom.auditing import new_operation
 from strongroom.candidates import Candidates
 from strongroom.catalog import Catalog, History
 from strongroom.config import Clock
 from strongroom.errors import ConfigError, IntegrityError, StrongroomError, UnsupportedFormatError
-from strongroom.events import CheckpointRemoved, Emitter, OrphanRemoved, RemovalFailed
+from strongroom.events import CheckpointRemoved, Emitter, OrphanRemoved, RemovalFailed, RemovalStarted
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
 from strongroom.opened import open_checkpoint
@@ -25,9 +26,9 @@ from strongroom.retention import Decision, KeepAll, RetentionPolicy
 from strongroom.roles import Duty, Operation, Role
 from strongroom.signing import NO_GUARD, Guard
 from strongroom.stores.base import Store
-from strongroom.sweep import Outcome, Plan
+from strongroom.sweep import Outcome, Plan, Removal
 
-__all__ = ["Held", "Keeper", "check_may_remove", "event_of", "find_garbage"]
+__all__ = ["Held", "Keeper", "check_may_remove", "event_of", "find_garbage", "start_of"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
@@ -226,21 +227,39 @@ class Keeper:
             told = f"it is not known {unknown}"
             self._emitter.emit(RemovalFailed(run=run, folder="", root=self._store.uri, reason=told))
         for removal in plan.removals:
+            start = start_of(run, self._store.uri, removal)
+            self._emitter.emit(start)
             outcome = sweep.remove(self._store, removal, marks=self._is_copied_to, now_ns=self._clock.now_ns)
             if outcome.is_half_done:
                 self._half_removed.add(removal.name)
-            self._emitter.emit(event_of(run, self._store.uri, outcome))
+            self._emitter.emit(event_of(run, self._store.uri, outcome, operation=start.operation))
 
 
-def event_of(run: str, root: str, outcome: Outcome) -> CheckpointRemoved | OrphanRemoved | RemovalFailed:
+def start_of(run: str, root: str, removal: Removal) -> RemovalStarted:
+    """What is told before a removal.
+
+    Args:
+        root: from which it is removed.
+    """
+    return RemovalStarted(
+        run=run, folder=removal.path, root=root, reason=removal.reason, operation=new_operation()
+    )
+
+
+def event_of(
+    run: str, root: str, outcome: Outcome, *, operation: str = ""
+) -> CheckpointRemoved | OrphanRemoved | RemovalFailed:
     """What is told of a removal.
 
     Args:
         root: from which it was removed.
+        operation: that of `start_of`.
     """
     removal = outcome.removal
     if outcome.error is not None:
-        return RemovalFailed(run=run, folder=removal.path, root=root, reason=outcome.error)
+        return RemovalFailed(
+            run=run, folder=removal.path, root=root, reason=outcome.error, operation=operation
+        )
     if removal.kind == "checkpoint":
         return CheckpointRemoved(
             run=run,
@@ -249,8 +268,9 @@ def event_of(run: str, root: str, outcome: Outcome) -> CheckpointRemoved | Orpha
             attempt=removal.name.attempt,
             root=root,
             reason=removal.reason,
+            operation=operation,
         )
-    return OrphanRemoved(run=run, folder=removal.path, root=root, reason=removal.reason)
+    return OrphanRemoved(run=run, folder=removal.path, root=root, reason=removal.reason, operation=operation)
 
 
 def find_garbage(

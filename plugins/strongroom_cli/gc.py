@@ -15,7 +15,7 @@ from strongroom.acts import ActSink
 from strongroom.catalog import History
 from strongroom.config import SYSTEM_CLOCK, Policy
 from strongroom.errors import ConfigError
-from strongroom.keeping import event_of, find_garbage
+from strongroom.keeping import event_of, find_garbage, start_of
 from strongroom.layout import CheckpointName
 from strongroom.replication import Notes, held_by_notes, read_notes
 from strongroom.retention import KeepLast
@@ -65,8 +65,10 @@ def run(options: argparse.Namespace) -> int:
             if options.dry_run:
                 outcomes.append(Outcome(removal=removal))
                 continue
+            start = start_of(run_of(history) or "", store.uri, removal)
+            recorded.emit(start)
             outcomes.append(remove(store, removal))
-            recorded.emit(event_of(run_of(history) or "", store.uri, outcomes[-1]))
+            recorded.emit(event_of(start.run, store.uri, outcomes[-1], operation=start.operation))
     options.activity.note(
         removed=sum(outcome.error is None for outcome in outcomes), freed_bytes=_freed_bytes(outcomes)
     )

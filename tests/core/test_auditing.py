@@ -218,6 +218,12 @@ _EVENTS: list[tuple[events.Event, str, Outcome, bool]] = [
     (events.SaveSkipped(run="r", step=7, reason="x"), "save finished", _GOOD, False),
     (events.CheckpointSkipped(**_AT, reason="x", error="IntegrityError"), "restore finished", _BAD, True),
     (events.CheckpointSkipped(**_AT, reason="x", error="UntrustedError"), "restore finished", _DENIED, True),
+    (
+        events.RemovalStarted(run="r", folder=NAME.folder, root="", reason="x", operation="0" * 16),
+        "remove started",
+        Outcome.UNKNOWN,
+        True,
+    ),
     (events.CheckpointRemoved(**_AT, root="file:///tier", reason="x"), "remove finished", _GOOD, True),
     (events.OrphanRemoved(run="r", folder=NAME.folder, root="", reason="x"), "remove finished", _GOOD, True),
     (events.RemovalFailed(run="r", folder="", root="", reason="x"), "remove finished", _BAD, False),
@@ -396,7 +402,9 @@ def test_a_skipped_save_retention_and_buffers_are_on_record(
     assert auditor.of(Action.PREPARE)[0].outcome is Outcome.SUCCESS
     (skipped,) = [act for act in auditor.of(Action.SAVE) if act.details.get("is_skipped")]
     assert "saved already" in str(skipped.reason)
-    (removed,) = auditor.of(Action.REMOVE)
+    begun, removed = auditor.of(Action.REMOVE)
+    assert (begun.phase, begun.outcome) == (Phase.STARTED, Outcome.UNKNOWN)
+    assert (begun.operation, begun.checkpoint) == (removed.operation, removed.checkpoint)
     assert removed.checkpoint is not None
     assert (removed.checkpoint.step, removed.outcome) == (1, Outcome.SUCCESS)
     with pytest.raises(StateEncodingError):
