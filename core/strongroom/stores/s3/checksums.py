@@ -1,8 +1,10 @@
 """What the server has to confirm of the bytes that it was sent.
 
-Each body goes out with its SHA-256, which the server compares before it keeps anything. A server that does
-not confirm that may not know it (Ceph before 2025, and others): from then on ``Content-MD5`` goes along,
-which all of them compare, and the ETag that comes back has to be just that.
+Each body goes out with its SHA-256, which the server compares before it keeps anything. The algorithm is
+named beside it, as boto3 does: a bucket with a default retention takes nothing without that, or
+``Content-MD5``. A server that does not confirm the sum may not know it (Ceph before 2025, and others): from
+then on ``Content-MD5`` goes along, which all of them compare, and the ETag that comes back has to be just
+that.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Checksums:
 
     def fields(self, total: Sum) -> dict[str, Any]:
         """What goes along with a body."""
-        fields = {"ChecksumSHA256": total.sha256}
+        fields = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": total.sha256}
         if total.md5 is not None:
             fields["ContentMD5"] = base64.b64encode(bytes.fromhex(total.md5)).decode()
         return fields
