@@ -185,7 +185,10 @@ class Auditor(Protocol):
 
 @runtime_checkable
 class Knowing(Protocol):
-    """An auditor that can tell which saves are on record already, without waiting for anything."""
+    """An auditor that can tell which saves are on record already.
+
+    It is asked beside the program, by a launch's first save; its first answer may take some seconds.
+    """
 
     def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
         """Whether a checkpoint's commit is on record; None: it cannot be told."""

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from recorders import LONG_S, Place, act, soon
@@ -364,3 +365,36 @@ def test_an_intent_of_a_process_whose_id_another_has_is_in_the_sink_all_the_same
         second.intend(act(2))
         assert sorted(place.numbers()) == [1, 2]
     assert LogAuditor(place.settings()).salvage() == Salvaged()
+
+
+def test_what_fails_for_a_reason_that_nobody_foresaw_is_counted_and_told(place: Place) -> None:
+    class Broken(dict[str, str]):
+        def items(self) -> NoReturn:
+            raise RuntimeError("anybody's code")
+
+    with place.auditor() as auditor:
+        auditor.record(replace(act(1), details=Broken(a="b")))
+        auditor.record(act(2))
+        assert auditor.state().lost == 1
+        assert soon(lambda: auditor.state().pending_events >= 2)
+    (gap,) = [event for event in place.events() if "lost_events" in event.details]
+    assert (gap.details["lost_events"], gap.details["lost_save"]) == (1, 1)
+    assert place.numbers() == [2]
+
+
+def test_what_fails_before_there_is_any_record_is_told_by_the_first_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("no thread can be started")
+
+    with place.auditor() as auditor:
+        with monkeypatch.context() as patched:
+            patched.setattr("strongroom_security.auditlog.recording.find_spool", fail)
+            auditor.record(act(1))
+        assert auditor.state().lost == 1
+        auditor.record(act(2))
+        assert auditor.state().lost == 1
+    (gap,) = [event for event in place.events() if "lost_events" in event.details]
+    assert gap.details["lost_events"] == 1
+    assert place.numbers() == [2]

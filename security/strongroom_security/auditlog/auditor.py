@@ -14,11 +14,14 @@ import multiprocessing.util
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from strongroom.auditing import Act
 from strongroom.errors import AuditError
+from strongroom.layout import CheckpointName
 from strongroom_security.auditlog.recording import Recording, about
 from strongroom_security.auditlog.salvage import Salvaged
 from strongroom_security.auditlog.settings import AuditState, Settings
@@ -30,6 +33,7 @@ _LOG: Final = logging.getLogger("strongroom")
 _T = TypeVar("_T")
 
 _AT_EXIT_S: Final = 5.0
+_MAX_UNRECORDED: Final = 10_000
 
 
 class LogAuditor:
@@ -40,6 +44,7 @@ class LogAuditor:
     def __init__(self, settings: Settings) -> None:
         self.settings: Final = settings
         self._process: Recording | None = None
+        self._unrecorded: deque[tuple[int, Act]] = deque(maxlen=_MAX_UNRECORDED)
 
     def record(self, act: Act) -> None:
         """See `strongroom.auditing.Auditor.record`."""
@@ -47,6 +52,7 @@ class LogAuditor:
             self._with(lambda process: process.record(act))
         except Exception as error:  # noqa: BLE001 - what is recorded must not fail for it
             _LOG.error("an event of the audit log was lost: %s: %s", type(error).__name__, error)
+            self._lose(act)
 
     def intend(self, act: Act) -> None:
         """See `strongroom.auditing.Auditor.intend`."""
@@ -73,10 +79,15 @@ class LogAuditor:
         if process is not None and process.is_here:
             process.close(time.monotonic() + within_s)
 
+    def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
+        """See `strongroom.auditing.Knowing.knows`."""
+        return self._with(lambda process: process.knows(run, checkpoint))
+
     def state(self) -> AuditState:
         """How it stands, for whoever watches."""
         process = self._process
-        return process.state() if process is not None and process.is_here else AuditState()
+        found = process.state() if process is not None and process.is_here else AuditState()
+        return replace(found, lost=found.lost + sum(pid == os.getpid() for pid, _ in self._unrecorded))
 
     def salvage(self) -> Salvaged:
         """Send what dead processes left here for this sink; on this thread, however long it takes."""
@@ -92,6 +103,14 @@ class LogAuditor:
                     if self._process is process:
                         self._process = None
 
+    def _lose(self, act: Act) -> None:
+        """Have it counted: by this process's record, or by the next one where there is none."""
+        process = self._process
+        if process is not None and process.is_here:
+            process.lose(act)
+        else:
+            self._unrecorded.append((os.getpid(), act))
+
     def _here(self) -> Recording:
         process = self._process
         if process is not None and process.is_here:
@@ -101,6 +120,10 @@ class LogAuditor:
             if process is None or not process.is_here:
                 process = self._process = Recording(self.settings, then=_STATE.live.discard)
                 _STATE.live.add(process)
+                while self._unrecorded:
+                    pid, lost = self._unrecorded.popleft()
+                    if pid == os.getpid():  # a fork has the list of what its parent lost
+                        process.lose(lost)
                 _at_the_end_of_this_process()
             return process
 

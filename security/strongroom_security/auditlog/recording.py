@@ -18,11 +18,13 @@ from typing import Final, NoReturn, TypeVar
 
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.errors import AuditError, FormatError, StrongroomError
+from strongroom.layout import CheckpointName
 from strongroom.manifest import check_run_id
 from strongroom.stores.base import Store
 from strongroom_security.auditlog.actors import Actors
 from strongroom_security.auditlog.certifying import Certifying
 from strongroom_security.auditlog.forwarding import Forwarding, receiver_of
+from strongroom_security.auditlog.knowing import Known
 from strongroom_security.auditlog.salvage import Event, Salvaged, Salvager, missing_events, recorded_again
 from strongroom_security.auditlog.segments import WriterKey, read_segment
 from strongroom_security.auditlog.sending import Pace, Teller
@@ -76,6 +78,7 @@ class Recording:
         self._has_threads = False
         self._salvage_s = 0.0 if settings.salvages else float("inf")
         self._store: Store | None = None
+        self._known = Known(settings.open_sink)
         self._actors = Actors(
             role=settings.role,
             session_of=settings.session_of,
@@ -106,10 +109,19 @@ class Recording:
         if added is None:
             self._lose(act)
             return
+        self._known.note(act)
         segment, line = added
         self._forwarding.put(line[:-1])
         if segment.events == 1 or segment.is_closed:
             self._wake()
+
+    def lose(self, act: Act) -> None:
+        """Count what could not be recorded for a reason that nobody foresaw; it is told in the log later."""
+        self._lose(act)
+        self._wake()
+
+    def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
+        return None if _usable(run) is None else self._known.knows(run, checkpoint)
 
     def intend(self, act: Act, until: float) -> None:
         writer = self._writer(act.run)
@@ -220,10 +232,14 @@ class Recording:
                 outcome=Outcome.FAILURE,
                 operation=_NO_OPERATION,
                 run=run,
-                reason=f"{sum(kinds.values())} events were lost: no room, or the spool was removed",
+                reason=f"{sum(kinds.values())} events were lost: no room, a spool removed, or a failure",
                 details={"lost_events": sum(kinds.values()), **kinds},
             )
-            added = self._append(act)
+            try:
+                added = self._append(act)
+            except Exception as error:  # noqa: BLE001 - of whatever kind: what was lost stays counted
+                _LOG.debug("what was lost of the audit log cannot be told yet: %s", error)
+                added = None
             if added is None:
                 with self._changed:
                     self._lost += Counter({key: count for key, count in lost.items() if key[0] == run})
