@@ -15,7 +15,7 @@ from strongroom_cli import words
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_cli.roles_arguments import ROLE_NAMES
 from strongroom_security.roles.comparing import Finding, Verdict
-from strongroom_security.roles.definitions import ROLES, definition
+from strongroom_security.roles.definitions import LOG_ROLES, ROLES, Definition, LogRole, any_role
 from strongroom_security.roles.grants import APPROVERS_NEEDED, Grant, approve, read_grant, unapproved
 from strongroom_security.roles.rendering import render_all, render_role, text_of
 from strongroom_security.roles.site import Oidc, Site, Transition
@@ -105,7 +105,7 @@ def _transition(text: str) -> Transition:
 
 def _render(options: argparse.Namespace) -> int:
     site = _site(options)
-    files = render_all(site) if options.all else render_role(definition(options.role), site)
+    files = render_all(site) if options.all else render_role(any_role(options.role), site)
     if options.out is None:
         if options.json:
             print_json({"files": files})
@@ -138,7 +138,11 @@ def _check(options: argparse.Namespace) -> int:
 
     site = _site(options)
     names = options.role
-    roles = ROLES if names is None else tuple(definition(name) for name in dict.fromkeys(names))
+    roles: tuple[Definition | LogRole, ...]
+    if names is None:
+        roles = (*ROLES, *(LOG_ROLES if site.audit_bucket is not None else ()))
+    else:
+        roles = tuple(any_role(name) for name in dict.fromkeys(names))
     looker = Looker(profile=options.profile)
     findings = compare(site, roles, looker.look(site, roles), named=names is not None)
     status = _status_of(findings)

@@ -16,7 +16,10 @@ ROLE_NAMES: Final = (
     "key-admin",
     "retention",
     "break-glass",
+    "audit-sequencer",
+    "auditor-reader",
 )
+"""The last two are of the audit log, and of no run."""
 
 
 def add_roles(commands: Any) -> None:

@@ -20,6 +20,7 @@ from strongroom_cli.roles_arguments import ROLE_NAMES
 from strongroom_security import SecurityPolicy
 from strongroom_security.roles import ROLES
 from strongroom_security.roles.comparing import Answer
+from strongroom_security.roles.definitions import LOG_ROLES
 from strongroom_security.roles.looking import Looker
 from strongroom_security.roles.rendering import render_all
 from strongroom_security.roles.site import Site
@@ -48,7 +49,7 @@ def _keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_knows_the_roles() -> None:
-    assert tuple(role.name for role in ROLES) == ROLE_NAMES
+    assert tuple(role.name for role in (*ROLES, *LOG_ROLES)) == ROLE_NAMES
 
 
 # ----------------------------------------------------------------------------------------------------- render
@@ -100,6 +101,20 @@ def test_each_role_is_taken_up_by_the_subject_that_is_given_for_it(strongroom: S
     alone = json.loads(strongroom("roles", "render", *TOKENS, "--role", "retention", "--subject", "a=b").out)
     said = alone["retention.trust.json"]["Statement"][0]["Condition"]["StringEquals"]
     assert said[subject] == "a=b"
+
+
+def test_the_roles_of_the_log_are_rendered_by_name_too(strongroom: Strongroom) -> None:
+    ask = ("roles", "render", "--role", "audit-sequencer")
+    refused = strongroom(*ask, *BUCKET)
+    assert refused.status == 2
+    assert "give --audit-bucket" in refused.err
+    files = json.loads(strongroom(*ask, *BUCKET, "--audit-bucket", "checkpoints-audit").out)
+    assert set(files) == {"audit-sequencer.identity.json", "audit-sequencer.role.json"}
+    log = ("--audit-bucket", "checkpoints-audit", "--subject", "audit-sequencer=cron")
+    done = json.loads(strongroom(*ask, *TOKENS, *log).out)
+    # It is taken up for no run, and so by no tag.
+    (taken_up,) = done["audit-sequencer.trust.json"]["Statement"]
+    assert taken_up["Condition"]["StringEquals"]["tokens.example:sub"] == "cron"
 
 
 def test_retention_of_one_run_leaves_another_alone(strongroom: Strongroom, root: Path) -> None:

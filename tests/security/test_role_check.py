@@ -14,6 +14,7 @@ from s3_identities import ACCOUNT, REGION, Enforcing, enforcing, statement
 
 from strongroom_security.roles import ROLES, definition
 from strongroom_security.roles.comparing import Answer, Finding, compare
+from strongroom_security.roles.definitions import LOG_ROLES
 from strongroom_security.roles.documents import compact, identity_policy, role_settings
 from strongroom_security.roles.looking import Looker
 from strongroom_security.roles.policies import differences
@@ -499,3 +500,40 @@ def test_an_identity_policy_is_what_the_role_is_compared_with() -> None:
         value=identity_policy(ROLE, Site(bucket="checkpoints", run="run-a", kms_keys=(KEY,)))
     )
     assert "lacks Create" in found(facts)["role trainer-writer policy"].found
+
+
+def test_the_roles_of_the_log_are_compared_too(at_server: Enforcing) -> None:
+    site = Site(
+        bucket=f"live-{secrets.token_hex(6)}",
+        audit_bucket=f"live-{secrets.token_hex(6)}-audit",
+        account=ACCOUNT,
+        role_prefix=f"live-{secrets.token_hex(4)}-",
+        oidc=Oidc(
+            provider=f"arn:aws:iam::{ACCOUNT}:oidc-provider/tokens.example",
+            audience="sts.amazonaws.com",
+            subjects={role.name: f"job-{role.name}" for role in LOG_ROLES},
+        ),
+    )
+
+    def look() -> dict[str, str]:
+        found = compare(site, LOG_ROLES, Looker().look(site, LOG_ROLES), named=True)
+        return {each.what: each.verdict for each in found if each.what.startswith("role")}
+
+    assert look() == {"role audit-sequencer": "gap", "role auditor-reader": "gap"}
+    files, iam = render_all(site), at_server.client("iam")
+    for role in LOG_ROLES:
+        settings = role_settings(role, site)
+        iam.create_role(**settings, AssumeRolePolicyDocument=compact(files[f"{role.name}.trust.json"]))
+        iam.put_role_policy(
+            RoleName=settings["RoleName"],
+            PolicyName="own",
+            PolicyDocument=compact(files[f"{role.name}.identity.json"]),
+        )
+    assert set(look().values()) == {"fine"}
+    # A reader that may write, as the sequencer may.
+    iam.put_role_policy(
+        RoleName=f"{site.role_prefix}auditor-reader",
+        PolicyName="own",
+        PolicyDocument=compact(files["audit-sequencer.identity.json"]),
+    )
+    assert look()["role auditor-reader policy"] == "gap"

@@ -609,7 +609,24 @@ def test_terraform_refers_to_files_that_are_written() -> None:
     assert set().union(*after) <= named
     assert len(kinds["aws_s3_bucket_policy"]["bucket"]["depends_on"]) == 6
     assert len(kinds["aws_iam_role"]) == len(ROLES)
+    assert len(kinds["aws_iam_policy"]) == len(ROLES) + len(LOG_ROLES)
     assert kinds["aws_kms_key_policy"]["kms_key_2"]["key_id"] == NEXT_KEY
+
+
+def test_terraform_makes_the_roles_of_the_log_where_somebody_takes_them_up() -> None:
+    subjects = {role.name: f"job-{role.name}" for role in LOG_ROLES}
+    oidc = Oidc(provider=OIDC.provider, audience=OIDC.audience, subjects=subjects)
+    site = Site(bucket="checkpoints", audit_bucket="checkpoints-audit", account=ACCOUNT, oidc=oidc)
+    files = render_all(site)
+    roles = files[TERRAFORM]["resource"]["aws_iam_role"]
+    assert {"audit_sequencer", "auditor_reader"} <= set(roles)
+    for role in LOG_ROLES:
+        trust = files[f"{role.name}.trust.json"]
+        # No run, no tag.
+        assert [each["Action"] for each in trust["Statement"]] == ["sts:AssumeRoleWithWebIdentity"]
+        assert "Null" not in trust["Statement"][0]["Condition"]
+    without = render_all(Site(bucket="checkpoints", account=ACCOUNT))
+    assert "audit_sequencer" not in without[TERRAFORM]["resource"]["aws_iam_policy"]
 
 
 def test_lifecycle_removes_what_was_left_and_never_what_stands() -> None:

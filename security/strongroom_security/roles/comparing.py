@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from strongroom_security.roles import guardrails
-from strongroom_security.roles.definitions import Definition
-from strongroom_security.roles.documents import SESSION_S, identity_policy, trust_policy
+from strongroom_security.roles.definitions import Definition, LogRole
+from strongroom_security.roles.documents import SESSION_S, policy_of, trust_policy
 from strongroom_security.roles.policies import differences
 from strongroom_security.roles.site import Site
 from strongroom_security.roles.trusting import gap_of_trust
@@ -64,7 +64,7 @@ class Finding:
         return {"verdict": self.verdict, "what": self.what, "found": self.found, "advice": self.advice}
 
 
-def compare(site: Site, roles: Sequence[Definition], facts: Facts, *, named: bool) -> list[Finding]:
+def compare(site: Site, roles: Sequence[Definition | LogRole], facts: Facts, *, named: bool) -> list[Finding]:
     """Everything that was looked at, in a fixed order.
 
     Args:
@@ -271,7 +271,7 @@ def _key_grants(value: Json) -> tuple[str, str] | None:
 # ------------------------------------------------------------------------------------------------------ roles
 
 
-def _role(site: Site, role: Definition, facts: Facts, named: bool) -> list[Finding]:
+def _role(site: Site, role: Definition | LogRole, facts: Facts, named: bool) -> list[Finding]:
     what = f"role {role.name}"
     answer = facts.get(what, Answer(unknown="it was not asked"))
     if answer.unknown is None and answer.value is None:
@@ -282,7 +282,7 @@ def _role(site: Site, role: Definition, facts: Facts, named: bool) -> list[Findi
     if answer.unknown is not None:
         return [_judge(what, facts, lambda _: None)]
     findings = [
-        _judge(f"{what} policy", facts, lambda value: _policy(value, identity_policy(role, site))),
+        _judge(f"{what} policy", facts, lambda value: _policy(value, policy_of(role, site))),
         _judge(f"{what} session", {f"{what} session": answer}, _session),
     ]
     expected = trust_policy(role, site)

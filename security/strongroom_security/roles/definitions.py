@@ -16,7 +16,17 @@ from strongroom.errors import ConfigError
 from strongroom.replication.ledger import FOLDER as NOTES
 from strongroom.roles import Duty, Operation
 
-__all__ = ["LOG_ROLES", "ROLES", "Definition", "LogRole", "Rights", "definition", "matches", "who_may"]
+__all__ = [
+    "LOG_ROLES",
+    "ROLES",
+    "Definition",
+    "LogRole",
+    "Rights",
+    "any_role",
+    "definition",
+    "matches",
+    "who_may",
+]
 
 _EVERYTHING: Final = ("*",)
 _CHECKPOINTS: Final = ("step-*",)
@@ -210,6 +220,19 @@ def definition(name: str) -> Definition:
         if role.name == name:
             return role
     raise ConfigError(f"there is no role {name!r:.60}; there are {', '.join(each.name for each in ROLES)}")
+
+
+def any_role(name: str) -> Definition | LogRole:
+    """A role by its name, of runs or of the log.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    for role in (*ROLES, *LOG_ROLES):
+        if role.name == name:
+            return role
+    names = ", ".join(each.name for each in (*ROLES, *LOG_ROLES))
+    raise ConfigError(f"there is no role {name!r:.60}; there are {names}")
 
 
 def who_may(operation: Operation, duty: Duty, key: str) -> tuple[str, ...]:

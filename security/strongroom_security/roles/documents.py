@@ -28,6 +28,7 @@ __all__ = [
     "identity_policy",
     "log_policy",
     "policy",
+    "policy_of",
     "role_settings",
     "session_policy",
     "signing_condition",
@@ -79,6 +80,11 @@ def identity_policy(role: Definition, site: Site) -> Json:
     keys = _keys(rights, site, wraps=site.kms_keys, signs=_signs(role, rights, site))
     statements = [*_storage(role, rights, site), *keys, *_never(role, site)]
     return _short_enough(policy(statements), MAX_IDENTITY_CHARS, f"the identity policy of {role.name}")
+
+
+def policy_of(role: Definition | LogRole, site: Site) -> Json:
+    """`identity_policy`, or `log_policy`."""
+    return log_policy(role, site) if isinstance(role, LogRole) else identity_policy(role, site)
 
 
 def log_policy(role: LogRole, site: Site) -> Json:
@@ -135,13 +141,13 @@ def session_policy(
     return _short_enough(policy(statements), MAX_SESSION_CHARS, f"the session policy of {role.name}")
 
 
-def trust_policy(role: Definition, site: Site) -> Json | None:
+def trust_policy(role: Definition | LogRole, site: Site) -> Json | None:
     """Who may take a role up; None: that is the platform's to say.
 
     Raises:
         ConfigError: nothing says which account.
     """
-    if role.needs_grant:
+    if isinstance(role, Definition) and role.needs_grant:
         # People, each with a second factor that is fresh. Whose grant it is, the client holds them to.
         people = {"AWS": f"arn:{site.partition}:iam::{site.known_account}:root"}
         factor: Json = {
@@ -158,7 +164,9 @@ def trust_policy(role: Definition, site: Site) -> Json | None:
     issuer = site.oidc.issuer
     condition: Json = {"StringEquals": {f"{issuer}:aud": site.oidc.audience, f"{issuer}:sub": subject}}
     action, job = "sts:AssumeRoleWithWebIdentity", {"Federated": site.oidc.provider}
-    return policy(_taken_up("OneJobByItsToken", job, action, condition, site, is_tagged=site.run is None))
+    # What is of the log is of no run, and goes by no tag.
+    is_tagged = site.run is None and isinstance(role, Definition)
+    return policy(_taken_up("OneJobByItsToken", job, action, condition, site, is_tagged=is_tagged))
 
 
 def _taken_up(

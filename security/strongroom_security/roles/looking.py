@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from strongroom_security import aws
 from strongroom_security.roles.comparing import Answer
-from strongroom_security.roles.definitions import Definition
+from strongroom_security.roles.definitions import Definition, LogRole
 from strongroom_security.roles.site import Site
 
 __all__ = ["Looker"]
@@ -57,7 +57,7 @@ class Looker:
     def __init__(self, *, profile: str | None = None) -> None:
         self._session = aws.new_session(whom=_WHOM, profile=profile)
 
-    def look(self, site: Site, roles: Sequence[Definition]) -> dict[str, Answer]:
+    def look(self, site: Site, roles: Sequence[Definition | LogRole]) -> dict[str, Answer]:
         """Every answer, by the names of `strongroom_security.roles.comparing.Facts`."""
         facts: dict[str, Answer] = {}
         s3 = self._client("s3")

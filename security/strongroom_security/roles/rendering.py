@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from strongroom_security.roles import guardrails
-from strongroom_security.roles.definitions import LOG_ROLES, ROLES, Definition
+from strongroom_security.roles.definitions import LOG_ROLES, ROLES, Definition, LogRole
 from strongroom_security.roles.documents import (
     SESSION_S,
-    identity_policy,
-    log_policy,
+    policy_of,
     role_settings,
     session_policy,
     trust_policy,
@@ -33,19 +32,19 @@ def text_of(document: Json) -> str:
     return json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def render_role(role: Definition, site: Site) -> dict[str, Json]:
-    """The documents of one role: file's name -> document.
+def render_role(role: Definition | LogRole, site: Site) -> dict[str, Json]:
+    """The documents of one role, of runs or of the log: file's name -> document.
 
     Raises:
         ConfigError: a document would be longer than AWS takes, or nothing says which account.
     """
     files = {
-        f"{role.name}.identity.json": identity_policy(role, site),
+        f"{role.name}.identity.json": policy_of(role, site),
         f"{role.name}.role.json": role_settings(role, site),
     }
-    if site.run is not None:
+    if site.run is not None and isinstance(role, Definition):
         files[f"{role.name}.session.json"] = session_policy(role, site)
-    if not role.needs_grant or site.account is not None:
+    if isinstance(role, LogRole) or not role.needs_grant or site.account is not None:
         trust = trust_policy(role, site)
         if trust is not None:
             files[f"{role.name}.trust.json"] = trust
@@ -65,8 +64,7 @@ def render_all(site: Site, roles: Sequence[Definition] = ROLES) -> dict[str, Jso
     if site.audit_bucket is not None:
         files |= _bucket_files(site, "audit-bucket", audit=True)
         for each in LOG_ROLES:
-            files[f"{each.name}.identity.json"] = log_policy(each, site)
-            files[f"{each.name}.role.json"] = role_settings(each, site)
+            files |= render_role(each, site)
     if site.kms_keys:
         files["kms-key.policy.json"] = guardrails.wrap_key_policy(site)
     if site.sign_key is not None:
@@ -98,7 +96,7 @@ def _terraform(site: Site, roles: Sequence[Definition], files: dict[str, Json]) 
     def add(kind: str, label: str, **members: Any) -> None:
         resources.setdefault(kind, {})[label] = members
 
-    for role in roles:
+    for role in (*roles, *(LOG_ROLES if site.audit_bucket is not None else ())):
         label = role.name.replace("-", "_")
         name = f"{site.role_prefix}{role.name}"
         add(

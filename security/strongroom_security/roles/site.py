@@ -13,7 +13,7 @@ from typing import Final
 
 from strongroom.errors import ConfigError, FormatError
 from strongroom.manifest import check_run_id
-from strongroom_security.roles.definitions import definition
+from strongroom_security.roles.definitions import Definition, any_role
 
 __all__ = ["RUN_TAG", "Oidc", "Site", "Transition"]
 
@@ -63,7 +63,8 @@ class Oidc:
         _check(_CLAIM, self.audience, "--audience", "one audience, as sts.amazonaws.com")
         whose: dict[str, str] = {}
         for role, subject in self.subjects.items():
-            if definition(role).needs_grant:
+            named = any_role(role)
+            if isinstance(named, Definition) and named.needs_grant:
                 raise ConfigError(f"--subject: {role} is taken up by people, and by no token; leave it out")
             _check(_CLAIM, subject, "--subject", "one job's subject, whole")
             if subject in whose:
