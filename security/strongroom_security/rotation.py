@@ -124,8 +124,8 @@ def rotate(
         clock: the time.
         trust: who judges a checkpoint's signatures before its keys are touched; None: nobody.
         activity: of which this is a part, by whose auditor each checkpoint is put on record before its keys
-            are touched, and what became of it. None: one of its own, by the record that the policy of the
-            first of the identities keeps; what no such policy names is not recorded.
+            are touched, and what became of it. None: one of its own, where the identities, the recipients
+            or ``trust`` are of a policy that keeps a record; else nothing is recorded.
 
     Returns:
         What became of each; one that failed is told there, and the others go on.
@@ -160,7 +160,7 @@ def rotate(
 
     own: Activity | None = None
     if activity is None:
-        own = activity = _own_activity(store, change, (*options.identities, *_recipients(change)))
+        own = activity = _own_activity(store, change, (*options.identities, *_recipients(change), trust))
     recording: Activity = activity
     pace = Pace(calls_per_second, sleep=pause)
     chosen = list(commits)

@@ -207,6 +207,16 @@ def test_a_rotation_by_itself_is_on_record_with_what_became_of_each_checkpoint(s
     ]
 
 
+def test_the_trust_of_a_policy_brings_its_record_along(scene: Scene) -> None:
+    generate_key(scene.folder / "signer.pem")
+    policy = SecurityPolicy(auditor=scene.auditor, sign=Sign(key=f"file:{scene.folder / 'signer.pem'}"))
+    change = AddRecipient(recipient=scene.new)
+    report = rotate(scene.store, scene.commits, change, identities=[scene.old], trust=policy.guard.trust)
+    assert len(report.failed) == 1  # nobody has signed it
+    assert scene.auditor.told[0] == ("recipients", "intended", "unknown")
+    assert scene.asked == []
+
+
 def test_what_a_policy_made_anew_from_the_same_parts_has_put_on_record_is_not_said_twice(
     scene: Scene,
 ) -> None:
