@@ -34,6 +34,7 @@ def test_a_run_is_told_in_order_and_each_thing_once(store: Any, begin: Any, list
         "SaveSkipped",
         "SaveStarted",
         "CheckpointCommitted",
+        "RemovalStarted",
         "CheckpointRemoved",
         "RestoreFinished",
     ]
@@ -130,9 +131,9 @@ def test_a_sink_that_fails_never_breaks_a_save_or_a_restore(
     assert checkpointer.restore().step == 2
     checkpointer.close()
     # The other sink hears everything, and each failure of the first is in the log.
-    assert len(listener.kinds) == 7
+    assert len(listener.kinds) == 8
     told = [record for record in caplog.records if "event sink" in record.getMessage()]
-    assert len(told) == 7
+    assert len(told) == 8
     assert all(record.exc_info is not None for record in told)
 
 
@@ -151,6 +152,7 @@ def test_every_event_is_in_the_log_with_its_fields_and_one_level_a_kind(
         "LaunchClaimed": "INFO",
         "SaveStarted": "DEBUG",
         "CheckpointCommitted": "INFO",
+        "RemovalStarted": "DEBUG",
         "CheckpointRemoved": "DEBUG",
     }
 
