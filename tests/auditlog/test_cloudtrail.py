@@ -20,6 +20,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 NAME = CheckpointName(step=1200, launch=3, attempt="0123456789abcdef")
 CONTEXT = Context.of("run-a", NAME).pairs()
 ROLE = "arn:aws:sts::111122223333:assumed-role/trainer-writer/job-7"
+POINT = "arn:aws:s3:eu-central-1:111122223333:accesspoint/loot"
 
 
 def event_of(name: str = "GetObject", **members: Any) -> dict[str, Any]:
@@ -76,6 +77,48 @@ def test_a_copy_reads_one_object_and_writes_another() -> None:
     read, write = accesses_of(event_of("CopyObject", requestParameters=asked), "t")
     assert (read.kind, read.bucket, read.key) == (AccessKind.READ, "bucket", "runs/run-a/run.json")
     assert (write.kind, write.bucket, write.key) == (AccessKind.WRITE, "other", "stolen")
+
+
+@pytest.mark.parametrize(
+    ("told", "bucket"),
+    (
+        ("bucket%2Fruns%2Frun-a%2Frun.json", "bucket"),
+        ("%2Fbucket%252Fruns/run-a/%2572un.json?versionId=3", "bucket"),
+        (f"{POINT}/object/runs/run-a/run.json", POINT),
+        (f"{POINT}/object/runs/run-a/run.json".replace("/", "%2F").replace(":", "%3A"), POINT),
+    ),
+)
+def test_what_was_copied_is_known_however_its_name_was_spelled(told: str, bucket: str) -> None:
+    asked = {"bucketName": "other", "key": "stolen", "x-amz-copy-source": told}
+    read, _ = accesses_of(event_of("CopyObject", requestParameters=asked), "t")
+    assert (read.kind, read.bucket, read.key) == (AccessKind.READ, bucket, "runs/run-a/run.json")
+
+
+def test_a_copy_that_does_not_say_of_what_is_damaged_and_not_passed_over() -> None:
+    asked = {"bucketName": "other", "key": "stolen"}
+    with pytest.raises(FormatError, match="not of which object was copied"):
+        accesses_of(event_of("CopyObject", requestParameters=asked), "t")
+
+
+@pytest.mark.parametrize("named", (POINT, "loot-abcdef0123456789-s3alias"))
+@pytest.mark.parametrize(
+    "resources",
+    (
+        [{"type": "AWS::S3::Object", "ARN": "arn:aws:s3:::bucket/runs/run-a/run.json"}],
+        [{"type": "AWS::S3::AccessPoint", "ARN": POINT}, {"ARN": "arn:aws:s3:::bucket"}],
+    ),
+)
+def test_what_went_by_an_access_point_is_known_by_its_bucket(named: str, resources: list[Any]) -> None:
+    asked = {"bucketName": named, "key": "runs/run-a/run.json"}
+    (access,) = accesses_of(event_of(requestParameters=asked, resources=resources), "t")
+    assert (access.bucket, access.key) == ("bucket", "runs/run-a/run.json")
+
+
+def test_what_is_renamed_is_gone_from_where_it_was() -> None:
+    asked = {"bucketName": "bucket", "key": "x", "x-amz-rename-source": "/runs%2Frun-a/run.json"}
+    removed, written = accesses_of(event_of("RenameObject", requestParameters=asked), "t")
+    assert (removed.kind, removed.bucket, removed.key) == (AccessKind.DELETE, "bucket", "runs/run-a/run.json")
+    assert (written.kind, written.key) == (AccessKind.WRITE, "x")
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,33 @@ def test_a_prefix_that_its_log_has_encoded_twice_is_known() -> None:
     assert len(joined(Log(), once, watched=watched).bypasses) == 1
 
 
+@pytest.mark.parametrize("encoded", ("%2F", "%252F", "%25252F"))
+def test_a_shard_is_no_small_document_however_often_its_key_was_encoded(encoded: str) -> None:
+    log = Log()
+    log.tell(Action.LIST, at=NOW, by=VALIDATOR)
+    shard = f"{name(100).folder}{encoded}{SHARD}"
+    assert verdict(log, access(at=NOW, key=f"runs/run-a/{shard}")) is Verdict.BYPASS
+    letter = f"%25{ord('s'):x}{shard[1:]}"
+    assert verdict(log, access(at=NOW, key=f"runs/run-a/{letter}")) is Verdict.BYPASS
+    prefix = f"runs{encoded}run-a/{name(100).folder}/{SHARD}"
+    assert verdict(log, access(at=NOW, key=prefix)) is Verdict.BYPASS
+
+
+def test_what_is_read_of_a_root_and_is_no_document_of_a_run_is_nobodys() -> None:
+    log = Log()
+    log.tell(Action.LIST, at=NOW, by=VALIDATOR)
+    assert verdict(log, access(at=NOW, key="runs/run-a/copy-of-a-shard")) is Verdict.BYPASS
+
+
+def test_a_read_by_an_access_point_of_some_bucket_counts_where_its_key_is_like_a_runs() -> None:
+    point = "arn:aws:s3:eu-central-1:111122223333:accesspoint/loot"
+    read = replace(access(at=NOW, identity=MALLORY), bucket=point)
+    assert verdict(Log(), read) is Verdict.BYPASS
+    found = joined(Log(), replace(read, key="holiday.jpg"), watched=replace(WATCHED, prefix=""))
+    assert (found.findings, found.others) == ([], 1)
+    assert joined(Log(), replace(read, bucket="another")).others == 1
+
+
 # ------------------------------------------------------------------------------------------------ identity
 
 

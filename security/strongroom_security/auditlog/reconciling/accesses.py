@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
-__all__ = ["KEY_KINDS", "OBJECT_KINDS", "Access", "AccessKind", "Damage", "Served", "Subject"]
+__all__ = [
+    "KEY_KINDS",
+    "OBJECT_KINDS",
+    "Access",
+    "AccessKind",
+    "Damage",
+    "Served",
+    "Subject",
+    "is_access_point",
+    "unquoted",
+]
+
+_ROUNDS: Final = 32
+_ACCESS_POINT: Final = re.compile(r"arn:[a-z-]+:s3[a-z-]*:[^:]*:[^:]*:.*accesspoint.*|.+-s3alias", re.DOTALL)
+
+
+def unquoted(text: str) -> str:
+    """A key as S3 has it, however often a client and a log have encoded it on the way."""
+    for _ in range(_ROUNDS):
+        once = unquote(text)
+        if once == text:
+            break
+        text = once
+    return text
+
+
+def is_access_point(bucket: str) -> bool:
+    """Whether what stands in a bucket's place names an access point, of which bucket it does not say."""
+    return _ACCESS_POINT.fullmatch(bucket) is not None
 
 
 class AccessKind(enum.Enum):
@@ -67,7 +97,8 @@ class Access:
         address: from where, an IP address or a service's name; None: not told.
         agent: the program by its own word.
         request: the request's id.
-        bucket, key: the object; of a listing, what the names that were asked for begin with.
+        bucket, key: the object; of a listing, what the names that were asked for begin with. Where the log
+            names an access point and no bucket, that.
         kms_key: the key that was used, an ARN or id.
         subject: what a key call was about; None: not one of ours, or it cannot say.
         sent_bytes: of the answer; None: not told.

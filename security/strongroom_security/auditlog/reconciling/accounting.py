@@ -11,7 +11,7 @@ from strongroom.layout import CheckpointName
 from strongroom_security.auditlog.reconciling.accesses import AccessKind
 from strongroom_security.auditlog.reconciling.operations import Operation
 
-__all__ = ["TOUCHING", "accounts_for", "folder_of", "is_at_large"]
+__all__ = ["TOUCHING", "accounts_for", "folder_of", "is_at_large", "is_of_a_run"]
 
 _READING: Final = frozenset(
     each.value
@@ -41,6 +41,9 @@ _REMOVING: Final = frozenset({Action.REMOVE.value, Action.COLLECT.value})
 
 _ANY: Final = _READING | _SAVING | _REMOVING | {Action.LIST.value, Action.LAUNCH.value}
 
+
+_COPYING: Final = "replication"
+"""The folder of a root with notes about copies (docs/format.md, 16)."""
 
 TOUCHING: Final = frozenset(
     each.value for each in (Action.RESTORE, Action.VERIFY, Action.EXPORT, Action.SAVE, Action.REMOVE)
@@ -80,16 +83,23 @@ def accounts_for(operation: Operation, kind: AccessKind, where: str) -> bool:
 def is_at_large(kind: AccessKind, where: str) -> bool:
     """Whether any operation on the run may do such a thing to an object, whatever checkpoint it is about."""
     if folder_of(where) is None:
+        if kind is AccessKind.READ:
+            return _is_small(where)
         # What makes a root this run's is written once, and nothing of ours removes it.
         return not (kind is AccessKind.DELETE and where == layout.RUN)
     return kind is AccessKind.LOOK or (kind is AccessKind.READ and _is_small(where))
+
+
+def is_of_a_run(where: str) -> bool:
+    """Whether a key under some root looks like one that a run has."""
+    return folder_of(where) is not None or where == layout.RUN or where.startswith(f"{layout.LAUNCHES}/")
 
 
 def _is_small(where: str) -> bool:
     """Whether a key is of a document that whoever lists a run reads."""
     top, _, inside = where.partition("/")
     if not _is_folder(top):
-        return True
+        return where == layout.RUN or top in (layout.LAUNCHES, _COPYING)
     return inside in (layout.COMMIT, layout.SIGNATURE) or inside.startswith(f"{layout.SIGNATURES}/")
 
 

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import CheckpointName
-from strongroom_security.auditlog.reconciling.accesses import Access, AccessKind, Damage, Served, Subject
+from strongroom_security.auditlog.reconciling.accesses import (
+    Access,
+    AccessKind,
+    Damage,
+    Served,
+    Subject,
+    is_access_point,
+    unquoted,
+)
 
 __all__ = ["accesses_of", "records_of"]
 
@@ -60,6 +68,9 @@ _NETWORK: Final = "NetworkActivity"
 """What passed a VPC endpoint: each is told of as a data event as well, with its object."""
 _ANONYMOUS: Final = "ANONYMOUS_PRINCIPAL"
 _OBJECT_ARN: Final = re.compile(r"arn:[a-z-]+:s3:::(?P<bucket>[^/]+)/(?P<key>.+)", re.DOTALL)
+_BUCKET_ARN: Final = re.compile(r"arn:[a-z-]+:s3:::(?P<bucket>[^/]+)")
+_POINT_OBJECT: Final = re.compile(r"(?P<point>arn:[^/]*:accesspoint/[^/]+)/object/(?P<key>.+)", re.DOTALL)
+_OUTPOST_OBJECT: Final = re.compile(r"(?P<point>arn:[^/]*:outpost/.+?)/object/(?P<key>.+)", re.DOTALL)
 _DIGITS: Final = re.compile(r"[0-9]{1,12}")
 
 
@@ -162,28 +173,34 @@ def _object_calls(event: Mapping[str, Any], name: str, source: str) -> list[Acce
     base = _base(event, name, source)
     calls = []
     if name in ("CopyObject", "UploadPartCopy"):
-        origin, _, origin_key = _value(asked.get("x-amz-copy-source")).lstrip("/").partition("/")
-        if origin_key:
-            calls.append(
-                Access(
-                    **base,
-                    kind=AccessKind.READ,
-                    bucket=origin,
-                    key=origin_key.partition("?versionId=")[0],
-                )
-            )
+        origin, origin_key = _copied(_value(asked.get("x-amz-copy-source")))
+        if origin and origin_key:
+            calls.append(Access(**base, kind=AccessKind.READ, bucket=origin, key=origin_key))
+        elif base["served"] is Served.DONE:
+            raise FormatError(f"{source} tells of {name} and not of which object was copied")
+    elif name == "RenameObject":
+        moved = unquoted(_value(asked.get("x-amz-rename-source"))).lstrip("/")
+        if moved:
+            calls.append(Access(**base, kind=AccessKind.DELETE, bucket=bucket, key=moved))
     sent_bytes = int(sent) if isinstance(sent, int | float) and 0 <= sent < 2**63 else None
     return [*calls, Access(**base, kind=kind, bucket=bucket, key=key, sent_bytes=sent_bytes)]
 
 
 def _object(event: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The object's bucket and key. The request may name an access point, where the resources name a bucket."""
     bucket, key = _value(asked.get("bucketName")), _value(asked.get("key"))
+    listed = event.get("resources")
+    arns = [_value(each.get("ARN")) for each in listed or () if isinstance(each, dict)]
+    objects = [(found["bucket"], found["key"]) for found in map(_OBJECT_ARN.fullmatch, arns) if found]
     if bucket and key:
-        return bucket, key
-    for each in event.get("resources") or ():
-        arn = _OBJECT_ARN.fullmatch(_value(each.get("ARN"))) if isinstance(each, dict) else None
-        if arn is not None:
-            return arn["bucket"], arn["key"]
+        # Of a copy the resources name what was copied as well.
+        alike = [each for each in objects if each[1] == key]
+        if alike:
+            return (bucket, key) if (bucket, key) in alike else alike[0]
+        buckets = [found["bucket"] for found in map(_BUCKET_ARN.fullmatch, arns) if found]
+        return (buckets[0], key) if buckets and is_access_point(bucket) else (bucket, key)
+    if objects:
+        return objects[0]
     there = {
         _value(each.get("ResourceType")): _value(each.get("ResourceName"))
         for each in event.get("_looked_up") or ()
@@ -192,6 +209,19 @@ def _object(event: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str | N
     bucket = bucket or there.get("AWS::S3::Bucket", "")
     key = key or there.get("AWS::S3::Object", "")
     return bucket or None, key or None
+
+
+def _copied(told: str) -> tuple[str, str]:
+    """The bucket, or the access point, and the key that a copy names as its source; empty: it names none.
+
+    Clients encode the key, and some of them the slash before it too.
+    """
+    text = unquoted(told.partition("?versionId=")[0]).lstrip("/")
+    point = _POINT_OBJECT.fullmatch(text) or _OUTPOST_OBJECT.fullmatch(text)
+    if point is not None:
+        return point["point"], point["key"]
+    bucket, _, key = text.partition("/")
+    return bucket, key
 
 
 def _key_call(event: Mapping[str, Any], name: str, kind: AccessKind, source: str) -> Access:

@@ -11,14 +11,22 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote
 
-from strongroom_security.auditlog.reconciling.accesses import KEY_KINDS, Access, AccessKind, Damage, Served
+from strongroom_security.auditlog.reconciling.accesses import (
+    KEY_KINDS,
+    Access,
+    AccessKind,
+    Damage,
+    Served,
+    is_access_point,
+    unquoted,
+)
 from strongroom_security.auditlog.reconciling.accounting import (
     TOUCHING,
     accounts_for,
     folder_of,
     is_at_large,
+    is_of_a_run,
 )
 from strongroom_security.auditlog.reconciling.identities import Likeness, likeness
 from strongroom_security.auditlog.reconciling.operations import Operation, Operations
@@ -204,14 +212,19 @@ class _Joining:
             if access.subject is not None and access.subject.run == watched.run:
                 return access.subject.folder or ""
             return "" if self._is_watched_key(access.kms_key) else None
-        if watched.bucket is None or access.bucket != watched.bucket or access.key is None:
+        if watched.bucket is None or access.bucket is None or access.key is None:
             return None
-        key = access.key
-        if not key.startswith(watched.prefix) and "%" in key:
-            # S3 encodes a key for its log that the client had encoded before.
-            key = unquote(key)
+        is_point = access.bucket != watched.bucket and is_access_point(access.bucket)
+        if access.bucket != watched.bucket and not is_point:
+            return None
+        # S3 encodes a key for its log that the client had encoded before, perhaps more than once.
+        key = unquoted(access.key) if "%" in access.key else access.key
         if key.startswith(watched.prefix):
-            return key[len(watched.prefix) :]
+            where = key[len(watched.prefix) :]
+            # An access point may be of this bucket; by its key alone an object is taken for the run's.
+            return where if not is_point or is_of_a_run(where) else None
+        if is_point:
+            return None
         is_root = access.kind is AccessKind.LOOK and watched.prefix == f"{key}/"
         return "" if is_root else None
 
