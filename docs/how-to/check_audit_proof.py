@@ -6,6 +6,7 @@ LOG-KEY is what `strongroom audit keygen` printed. Every WITNESS-KEY named has t
 printed once all of it holds (C2SP tlog-proof, tlog-checkpoint, signed-note, tlog-cosignature; RFC 6962).
 """
 
+import re
 import sys
 from base64 import b64decode, b64encode
 from hashlib import sha256
@@ -22,22 +23,20 @@ def bytes_of(text):
 
 
 def check_signature(note, signatures, vkey):
-    """Exit unless one of the signatures is by this key, over the note."""
+    """Exit unless signatures are by this key, and each that says so is, over the note."""
     name, key_id, public = vkey.split("+", 2)
     kind, public = bytes_of(public)[0], bytes_of(public)[1:]
-    for line in signatures:
-        dash, signer, value = line.split(" ")
-        value = bytes_of(value)
-        if (dash, signer, value[:4].hex()) != ("\u2014", name, key_id):
-            continue
+    parts = [(dash, who, bytes_of(value)) for dash, who, value in (each.split(" ") for each in signatures)]
+    ours = ("\u2014", name, key_id)
+    values = [value[4:] for dash, who, value in parts if (dash, who, value[:4].hex()) == ours]
+    for value in values or sys.exit(f"not signed by {name} ({key_id})"):
         if kind == 2:  # ECDSA
-            key = serialization.load_der_public_key(public)
-            return key.verify(value[4:], note, ec.ECDSA(hashes.SHA256()))
-        key, value = ed25519.Ed25519PublicKey.from_public_bytes(public), value[4:]
-        if kind == 4:  # a witness's: it says when
-            note, value = b"cosignature/v1\ntime %d\n" % int.from_bytes(value[:8], "big") + note, value[8:]
-        return key.verify(value, note) if kind in (1, 4) else sys.exit(f"a key of another kind: {vkey}")
-    sys.exit(f"not signed by {name} ({key_id})")
+            serialization.load_der_public_key(public).verify(value, note, ec.ECDSA(hashes.SHA256()))
+        elif kind == 1 or (kind == 4 and any(value[:8])):  # a witness's: it says when
+            when = b"" if kind == 1 else b"cosignature/v1\ntime %d\n" % int.from_bytes(value[:8], "big")
+            ed25519.Ed25519PublicKey.from_public_bytes(public).verify(value[8 if when else 0 :], when + note)
+        else:
+            sys.exit(f"a key or a signature of another kind: {vkey}")
 
 
 def root_of(entry, index, size, path):
@@ -55,11 +54,14 @@ def main(file, log_key, *witness_keys):
     head, note, signatures = Path(file).read_bytes().decode().split("\n\n")
     kind, extra, index, *path = head.split("\n")
     origin, size, root = note.split("\n")[:3]
-    said, named = (kind, extra[:6], index[:6], origin), log_key.split("+")[0]
-    if said != ("c2sp.org/tlog-proof@v1", "extra ", "index ", named):
+    named = ("c2sp.org/tlog-proof@v1", "extra ", "index ", log_key.split("+")[0])
+    if (kind, extra[:6], index[:6], origin) != named:
         sys.exit("no proof of this log")
+    numbers = [re.fullmatch("0|[1-9][0-9]{0,18}", each) for each in (index[6:], size)]
+    if not all(numbers) or signatures[-1:] != "\n":
+        sys.exit("a number or an end that is not spelled in its one way")
     for key in (log_key, *witness_keys):
-        check_signature(f"{note}\n".encode(), signatures.removesuffix("\n").split("\n"), key)
+        check_signature(f"{note}\n".encode(), signatures[:-1].split("\n"), key)
     entry, index, size = bytes_of(extra[6:]), int(index[6:]), int(size)
     if not 0 <= index < size or root_of(entry, index, size, map(bytes_of, path)) != bytes_of(root):
         sys.exit("the entry is not in the log's tree")

@@ -15,6 +15,7 @@ from strongroom_cli.words import count, printable
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
     from strongroom_security.auditlog.sequencing import Log, Sequenced, Sequencer
+    from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["add_sequence", "add_sink", "duration_s", "open_sink", "run"]
 
@@ -56,6 +57,25 @@ def open_sink(options: argparse.Namespace) -> Store:
     return sink_of(options, load_policy(options.security) if options.sink is None else None)
 
 
+def _vouchers(options: argparse.Namespace) -> Vouchers:
+    """Whose certificates count where two claim one writer's id: by ``--signer``, or the policy."""
+    from strongroom.config import load_policy
+    from strongroom.errors import KeyServiceError, NoKeyError
+    from strongroom_cli.audit_log import vouchers_of
+    from strongroom_security.auditlog.trusting import Vouchers
+
+    is_asked = options.sink is None or options.security is not None
+    policy = load_policy(options.security) if is_asked and not options.signer else None
+    try:
+        return vouchers_of(options, policy)
+    except (KeyServiceError, NoKeyError) as error:
+        if options.signer:
+            raise
+        # What no writer's id was taken in goes in all the same.
+        sys.stderr.write(f"strongroom: going on without the policy's keys: {printable(str(error))}\n")
+        return Vouchers()
+
+
 def add_sequence(verbs: Any) -> None:
     """Add ``sequence`` and ``keygen``."""
     sequence = verbs.add_parser(
@@ -81,6 +101,14 @@ def add_sequence(verbs: Any) -> None:
         metavar="FILE",
         required=True,
         help="where the head that was signed last is remembered, where the log's writers cannot write",
+    )
+    sequence.add_argument(
+        "--signer",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="whose word on a writer counts where two claim one writer's id, as in verify; may be repeated "
+        "(default: the policy's)",
     )
     sequence.add_argument(
         "--former-key", metavar="VKEY", action="append", default=[], help="a key that has signed before"
@@ -150,6 +178,7 @@ def _sequence(options: argparse.Namespace) -> int:
         _log(options),
         state=LogState(Path(options.state)),
         wait_for_gaps_s=options.wait_for_gaps,
+        vouchers=_vouchers(options),
     )
     if not options.follow:
         return _tell(sequencer.run_once(), options, set())
@@ -218,6 +247,7 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
                     {"key": each.key, "missing": each.missing, "age_s": each.age_s} for each in found.waiting
                 ],
                 "cosigned": list(found.cosigned),
+                "unwitnessed": list(found.unwitnessed),
             }
         )
     elif is_news:
@@ -233,6 +263,8 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
             _say(f"refused: {each}")
         for late in waiting:
             _say(f"waiting: {late}")
+        for contradiction in found.unwitnessed:
+            _say(f"witness: {contradiction}")
     told |= {"", *(str(each) for each in refused), *(each.key for each in waiting)}
     return 0 if found.is_clean else _FOUND
 

@@ -100,6 +100,16 @@ def _print(console: Console, uri: str, found: VerifiedLog) -> None:
         if len(several) > _SHOWN[gravity]:
             more = f"and {len(several) - _SHOWN[gravity]:,} more that are {gravity.value}; --json lists all"
             console.print(line((more, "dim")))
+    if totals.salvaged_segments:
+        console.print(
+            line(
+                ("salvaged ", "dim"),
+                f"{words.count(totals.salvaged_events, 'event')} in "
+                f"{words.count(totals.salvaged_segments, 'segment')} are vouched for by who closed them for "
+                "a dead writer, and by nobody else",
+            ),
+            soft_wrap=True,
+        )
     unproven = totals.events - totals.sequenced_events
     if found.is_tampered:
         console.print(line(("the log is not as it was written", "bold red")))

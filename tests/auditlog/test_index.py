@@ -36,6 +36,7 @@ from strongroom.errors import ConfigError, FormatError, StoreError
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom_security.auditlog import index as index_module
+from strongroom_security.auditlog import listing
 from strongroom_security.auditlog.events import event_of, recorded_of
 from strongroom_security.auditlog.index import INDICES, Index, is_damage
 from strongroom_security.auditlog.indexing import refresh
@@ -432,10 +433,10 @@ def test_a_segment_that_comes_while_the_sink_is_listed_makes_no_gap(
     sink = LocalStore(tmp_path / "log")
     for key, data in segments_of(KEYS[ANN], [1, 1, 1, 1], is_last=True, vouched=None).items():
         sink.put(key, data)
-    everything = dict(sink.details("segments"))
+    everything = {key: sink.stat(key) for key in list_segments(sink).segments}
     first, second, third, _ = sorted(everything)
     answers = [{key: everything[key] for key in (first, third)}, everything]
-    monkeypatch.setattr(sink, "details", lambda prefix: answers.pop(0))
+    monkeypatch.setattr(listing, "_walk", lambda store, prefix: answers.pop(0).items())
     # The fourth came after what is looked at here began, and waits for the next time.
     assert list(list_segments(sink).segments) == [first, second, third]
 

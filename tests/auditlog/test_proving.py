@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from segment_making import Writer, lines_of
 
+from strongroom import canonical
 from strongroom.errors import ConfigError, FormatError, IntegrityError, UntrustedError
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
@@ -65,6 +66,21 @@ def test_an_event_is_found_though_its_segment_or_the_plans_were_removed() -> Non
     before = proven(sink, event)
     for key in (*keys, "tlog/plans/0.json"):
         sink.delete(key)
+    assert proven(sink, event) == before
+
+
+@pytest.mark.parametrize("wrong", ("nothing", "not a plan", "elsewhere", "beyond the tree"))
+def test_a_plan_that_is_wrong_leads_no_proof_astray(wrong: str) -> None:
+    sink, _, writer = sequenced()
+    event = EventId(writer=writer.name, seq=9)
+    before = proven(sink, event)
+    plan = json.loads(sink.contents()["tlog/plans/0.json"])
+    if wrong == "elsewhere":
+        plan["segments"].reverse()
+    elif wrong == "beyond the tree":
+        plan["segments"][0]["lines"] = 10_000
+    planted = {"nothing": b"{}", "not a plan": b"\xff"}.get(wrong, canonical.encode(plan))
+    sink.plant({"tlog/plans/0.json": planted, "tlog/plans/3.json": b"{}"})
     assert proven(sink, event) == before
 
 
@@ -191,6 +207,21 @@ def test_the_script_accepts_a_proof_and_refuses_each_altered_part(kind: str, tmp
     cases += [("another size", whole.replace("\n21\n", "\n22\n"))]
     cases += [("an index beyond the tree", whole.replace("\nindex 9\n", "\nindex 21\n"))]
     cases += [("cut", whole[: len(whole) // 2]), ("empty", ""), ("no note", whole.split("\n\n")[0])]
+    for index in ("+9", "0_9", "09", "\u0669", " 9", "9 "):
+        cases += [(f"the index as {index!r}", whole.replace("\nindex 9\n", f"\nindex {index}\n"))]
+    for size in ("+21", "2_1", "021", "\u0662\u0661"):
+        cases += [(f"the size as {size!r}", whole.replace("\n21\n", f"\n{size}\n"))]
+    cases += [("without its last line feed", whole.removesuffix("\n"))]
+    own = NoteSignature(name=ORIGIN, key_id=signer.key.key_id, value=bytes(64)).line()
+    cases += [("a second signature by the log's key, and none", whole + own)]
+    timeless = parsed.note.decode().rpartition("\n\n")[0] + "\n"
+    word = Ed25519PrivateKey.from_private_bytes(b"\x09" * 32).sign(
+        f"cosignature/v1\ntime 0\n{timeless}".encode()
+    )
+    line = NoteSignature(
+        name="witness.example/w1", key_id=VerifierKey.parse(witness).key_id, value=bytes(8) + word
+    ).line()
+    cases += [("a cosignature of no time", whole[: whole.rindex("\u2014")] + line)]
     wrong = str(NoteSigner(ORIGIN, Ed25519PrivateKey.generate()).key)
     keyed = [(what, text, [str(signer.key), witness]) for what, text in cases]
     keyed += [("another log's key", whole, [wrong, witness])]
@@ -219,7 +250,7 @@ import contextlib, io, json, runpy, sys
 script, cases, file = sys.argv[1:]
 accepted = []
 for what, text, keys in json.load(open(cases)):
-    with open(file, "w", newline="") as out:
+    with open(file, "w", newline="", encoding="utf-8") as out:
         out.write(text)
     sys.argv = [script, file, *keys]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -27,8 +28,13 @@ from strongroom.errors import (
 )
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
+from strongroom.stores.offers import Tuning
 from strongroom.testing.faults import Fault, FaultyStore, every_fault
+from strongroom_security.auditlog import listing
+from strongroom_security.auditlog.checking import Demands, check_log
 from strongroom_security.auditlog.choosing import Limits
+from strongroom_security.auditlog.findings import FindingKind
+from strongroom_security.auditlog.listing import list_segments
 from strongroom_security.auditlog.logstate import LogState
 from strongroom_security.auditlog.sequencing import Log, Sequenced, Sequencer, sequence_once
 from strongroom_security.tlog.merkle import leaf_hashes, root_of
@@ -369,7 +375,7 @@ def test_what_two_processes_remember_of_one_log_counts_once(tmp_path: Path) -> N
     found = run(sink, state)
     cache = tmp_path / "state.segments"
     cache.write_bytes(cache.read_bytes() * 2)
-    remembered = state.remembered()
+    remembered = state.remembered(LOG.keys.keys)
     assert remembered is not None
     assert found.head is not None
     assert (remembered[0].size, remembered[1]) == (found.head.size, found.head.root)
@@ -557,7 +563,11 @@ sys.path.insert(0, sys.argv[4])
 from test_sequencing import LOG
 from strongroom.stores.calls import OsCalls
 from strongroom.stores.local import LocalStore
+from strongroom_security.auditlog import listing
+from strongroom_security.auditlog.checking import Demands, check_log
 from strongroom_security.auditlog.choosing import Limits
+from strongroom_security.auditlog.findings import FindingKind
+from strongroom_security.auditlog.listing import list_segments
 from strongroom_security.auditlog.logstate import LogState
 from strongroom_security.auditlog.sequencing import Sequencer
 
@@ -686,3 +696,87 @@ def test_following_goes_on_over_failures_and_ends_when_told() -> None:
     assert found[1].segments == 1
     assert isinstance(found[2], Sequenced)
     assert found[2].segments == 0
+
+
+# ------------------------------------------------------------------------------- what is remembered, and lies
+
+
+@pytest.mark.parametrize("what", ("another writer", "another end", "that it has ended"))
+def test_what_is_remembered_and_was_changed_is_not_believed_though_sizes_and_root_fit(
+    tmp_path: Path, what: str
+) -> None:
+    sink, state = memory(), LogState(tmp_path / "state")
+    writer, other = Writer(1), Writer(2)
+    expected = writer.put(sink)
+    found = run(sink, state)
+    assert found.head is not None
+    cache = tmp_path / "state.segments"
+    text = cache.read_text()
+    if what == "another writer":
+        text = text.replace(writer.name, other.name)
+    elif what == "another end":
+        text = text.replace('"last_hash":"', '"last_hash":"0')
+    else:
+        text = text.replace('"is_last":false', '"is_last":true')
+    assert text != cache.read_text()
+    cache.write_text(text)
+    assert LogState(tmp_path / "state").remembered(LOG.keys.keys) is None
+    expected += other.put(sink)
+    expected += writer.put(sink)
+    found = run(sink, LogState(tmp_path / "state"))
+    assert (found.segments, found.is_clean) == (2, True)
+    assert sorted(entries(sink, found)) == sorted(lines_of(sink, expected))
+    remembered = LogState(tmp_path / "state").remembered(LOG.keys.keys)
+    assert remembered is not None
+    assert len(remembered[0]) == 3
+
+
+def test_what_another_key_has_signed_is_not_remembered(tmp_path: Path) -> None:
+    sink, state = memory(), LogState(tmp_path / "state")
+    Writer(1).put(sink)
+    run(sink, state)
+    assert LogState(tmp_path / "state").remembered([OTHER.key]) is None
+    assert LogState(tmp_path / "state").remembered([OTHER.key, SIGNER.key]) is not None
+
+
+# ----------------------------------------------------------------------------------------- what is no segment
+
+
+def test_links_pipes_and_folders_among_segments_are_told_and_stop_nobody(tmp_path: Path) -> None:
+    sink = LocalStore(tmp_path / "log")
+    (key,) = Writer(1).put(sink)
+    folder = tmp_path / "log" / "segments" / "run-z" / "20251130T09"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / f"{'0' * 32}-000001.jsonl")
+    (folder / f"{'0' * 32}-000002.jsonl").symlink_to("/etc/passwd")
+    (folder / f"{'0' * 32}-000003.jsonl").mkdir()
+    (folder / "linked").symlink_to(tmp_path)
+    (folder / "a name\nof two lines").write_bytes(b"")
+    listed = list_segments(sink)
+    assert list(listed.segments) == [key]
+    assert sorted(stray.rpartition("/")[2] for stray in listed.strays) == [
+        *(f"{'0' * 32}-00000{number}.jsonl" for number in (1, 2, 3)),
+        "a name\nof two lines",
+        "linked",
+    ]
+    assert run(sink).segments == 1
+    found = check_log(sink, Demands(log=LOG.keys))
+    assert {each.segment for each in found.findings if each.kind is FindingKind.STRAY} == set(listed.strays)
+
+
+def test_segments_are_held_at_once_only_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = memory()
+    keys = Writer(1).put(sink, segments=4)
+    infos = {key: sink.stat(key) for key in keys}
+    monkeypatch.setattr(listing, "tuning_of", lambda store: Tuning(looks=4))
+    monkeypatch.setattr(listing, "MAX_SEGMENT_BYTES", infos[keys[0]].size_bytes * 5 // 2)
+    batches: list[int] = []
+    run_all = listing.run_all
+
+    def counted(works: Any, **options: Any) -> Any:
+        batches.append(len(works))
+        return run_all(works, **options)
+
+    monkeypatch.setattr(listing, "run_all", counted)
+    assert [key for key, _ in listing.read_segments(sink, keys, infos)] == keys
+    assert batches == [2, 2]

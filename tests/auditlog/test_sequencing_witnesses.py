@@ -92,6 +92,24 @@ def test_a_log_that_was_set_back_is_noticed_by_a_witness(servers: list[WitnessSe
     assert other.contents()["tlog/checkpoint"] == before["tlog/checkpoint"]
 
 
+def test_one_witness_that_lies_stops_no_log_that_enough_others_have_seen_and_is_told(
+    servers: list[WitnessServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = MemoryStore()
+    Writer(1).put(sink)
+    servers[0].lie = lambda _status, _answer: (409, b"999999\n")
+    found = sequence_once(sink, log(servers, 1))
+    assert found.cosigned == ("witness.example/w2",)
+    assert "has cosigned a tree of 999999 entries" in found.unwitnessed[0]
+    assert not found.is_clean
+    assert "set back" in caplog.text
+    Writer(2).put(sink)
+    with pytest.raises(IntegrityError, match="999999"):
+        sequence_once(sink, log(servers, 2))
+    servers[0].lie = None
+    assert sequence_once(sink, log(servers, 2)).is_clean
+
+
 def test_who_asks_witnesses_signs_by_ed25519_and_knows_their_keys(servers: list[WitnessServer]) -> None:
     ecdsa = NoteSigner(ORIGIN, ec.generate_private_key(ec.SECP256R1()))
     good = log(servers, 1)

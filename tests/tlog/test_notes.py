@@ -419,3 +419,31 @@ def test_whatever_a_head_is_made_of_only_our_errors_leave(data: bytes) -> None:
     log = LogKeys(origin=ORIGIN, keys=(NoteSigner(ORIGIN, LOG_KEY).key,))
     with pytest.raises(StrongroomError):
         open_checkpoint(data + b"\n\n" + SPEC_COSIGNED, log, "the head")
+
+
+def test_a_cosignature_of_no_time_is_none() -> None:
+    text = "example.com/log\n0\n47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=\n"
+    key = witness()
+    assert key.check(text, cosignature(text, key, stamp_s=1).value) == 1
+    with pytest.raises(IntegrityError, match="above 0"):
+        key.check(text, cosignature(text, key, stamp_s=0).value)
+
+
+@pytest.mark.parametrize(
+    "public",
+    (
+        bytes(32),
+        (1).to_bytes(32, "little"),
+        (1 | 1 << 255).to_bytes(32, "little"),
+        (2**255 - 20).to_bytes(32, "little"),
+        (2**255 - 19).to_bytes(32, "little"),
+        (2**255 - 18).to_bytes(32, "little"),
+        bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+        bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+        bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa"),
+    ),
+)
+def test_a_key_of_small_order_by_which_anybody_signs_is_none(public: bytes) -> None:
+    for kind in (KeyType.ED25519, KeyType.COSIGNATURE):
+        with pytest.raises(FormatError, match="small order"):
+            VerifierKey(name="example.com/log", type=kind, public=public)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +52,35 @@ def ask(server: WitnessServer, size: int, *, old_size: int = 0, asked: Note | No
     )
     assert all(each.stamp_s == STAMP_S for each in found)
     return [each.key.name for each in found]
+
+
+def test_a_witness_that_drips_its_answer_is_left_in_time() -> None:
+    """Each of its bytes comes within the time for one wait; all of them would take half a minute."""
+    is_left = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            try:
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                for _ in range(600):
+                    connection.sendall(b"x")
+                    if is_left.wait(0.05):
+                        return
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,), daemon=True)
+        thread.start()
+        witness = Witness(url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=5, within_s=0.3)
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match=r"within 0\.3 s"):
+            witness.cosign(note(3), 3, lambda old: [], ())
+        took_s = time.monotonic() - begun
+        is_left.set()
+        thread.join(10)
+    assert took_s < 20, "that is not what all of its answer takes"
 
 
 def test_a_witness_cosigns_a_tree_as_it_grows(server: WitnessServer) -> None:

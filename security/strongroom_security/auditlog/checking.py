@@ -122,14 +122,17 @@ def check_log(
         Finding(
             kind=FindingKind.STRAY,
             segment=key,
-            message="by its name it is no segment, and it lies where writers put those: somebody put it here",
+            message="by its name or its kind (a link, a pipe, a folder) it is no segment, and it lies where "
+            "writers put those: somebody put it here",
         )
         for key in listing.strays
     )
     keys = list(listing.segments)
     digests = {key: each.digest for key, each in (held or {}).items()}
     size_bytes = sum(info.size_bytes for info in listing.segments.values())
-    read = spread(partial(_summary, digests), read_segments(store, keys), size_bytes=size_bytes)
+    read = spread(
+        partial(_summary, digests), read_segments(store, keys, listing.segments), size_bytes=size_bytes
+    )
     for done, (key, found) in enumerate(zip(keys, read, strict=True), 1):
         if isinstance(found, str):
             verifier.add_unreadable(key, found)
@@ -196,7 +199,7 @@ def _open_tree(
         is_later = any(name != _FIRST_PLAN for name in store.list_names(PLANS))
         data = read_checkpoint(store) if is_later else None
         if data is None:
-            findings.append(_no_tree(store, kept, is_later=is_later))
+            findings.append(_no_tree(store, kept, demands.log, is_later=is_later))
             return None, None
     try:
         head, opened = _head(data, demands.log, _CHECKPOINT)
@@ -224,7 +227,7 @@ def _open_tree(
     return TreeReader(store, head), standing
 
 
-def _no_tree(store: Store, kept: Checkpoint | None, *, is_later: bool) -> Finding:
+def _no_tree(store: Store, kept: Checkpoint | None, log: LogKeys | None, *, is_later: bool) -> Finding:
     """What it means that there is no checkpoint."""
     if kept is not None and kept.size:
         return Finding(
@@ -235,6 +238,13 @@ def _no_tree(store: Store, kept: Checkpoint | None, *, is_later: bool) -> Findin
         return Finding(
             kind=FindingKind.TREE_DAMAGED,
             message="the tree's checkpoint is missing, and plans tell that there was one: it was removed",
+        )
+    if log is not None:
+        return Finding(
+            kind=FindingKind.TREE_MISSING,
+            message=f"there is no checkpoint of the log {log.origin}, whose key was named: the tree was "
+            "removed, or nothing was ever sequenced. If this log is new, sequence it first (strongroom audit "
+            "sequence), and until then verify it without the log's key",
         )
     if store.list_names(PREFIX):
         return Finding(

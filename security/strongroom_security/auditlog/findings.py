@@ -34,13 +34,13 @@ class FindingKind(enum.Enum):
     FORGED_CLOSE = "forged-close"
     ELSEWHERE = "elsewhere"
     AFTER_CLOSE = "after-close"
+    MISNAMED = "misnamed"
+    FOREIGN_RUN = "foreign-run"
 
     STRAY = "stray"
     """Something that is no segment lies where writers put segments."""
     UNREADABLE = "unreadable"
     """A segment was listed, and is no more, or is too long to be one."""
-    MISNAMED = "misnamed"
-    """An event calls itself otherwise than its place does."""
     DUPLICATE = "duplicate"
     """A segment of the same writer and number stands elsewhere."""
     GAP = "gap"
@@ -75,6 +75,8 @@ class FindingKind(enum.Enum):
     """A part of the tree is missing, or none of its format."""
     NO_TREE = "no-tree"
     """Nothing was sequenced."""
+    TREE_MISSING = "tree-missing"
+    """There is no tree, and a key was named by which its checkpoint must be signed."""
     TREE_UNVOUCHED = "tree-unvouched"
     """No key was named by which the tree's checkpoint must be signed."""
 
@@ -83,7 +85,7 @@ class FindingKind(enum.Enum):
     OPEN = "open"
     """A writer has not ended: it lives, was killed, or its end was cut off."""
     SALVAGED = "salvaged"
-    """A segment was closed by another process: its writer had died."""
+    """A segment was closed by another process, whose word alone stands for what is in it."""
 
 
 _UNPROVEN: Final = frozenset(
@@ -93,9 +95,9 @@ _UNPROVEN: Final = frozenset(
         FindingKind.NO_TREE,
         FindingKind.UNVOUCHED,
         FindingKind.TREE_UNVOUCHED,
+        FindingKind.SALVAGED,
     ]
 )
-_NOTES: Final = frozenset([FindingKind.SALVAGED])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class Finding:
     def gravity(self) -> Gravity:
         if self.kind in _UNPROVEN:
             return Gravity.UNPROVEN
-        return Gravity.NOTE if self.is_excused or self.kind in _NOTES else Gravity.TAMPERED
+        return Gravity.NOTE if self.is_excused else Gravity.TAMPERED
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -153,6 +155,8 @@ class Totals:
     Attributes:
         sequenced_segments, sequenced_events: those that the tree holds, just as they stand.
         vouched_writers: those whose key somebody trusted has certified.
+        salvaged_segments, salvaged_events: those that another process closed for a writer that had died, and
+            that it alone vouches for.
     """
 
     segments: int
@@ -161,10 +165,14 @@ class Totals:
     sequenced_events: int
     writers: int
     vouched_writers: int
+    salvaged_segments: int = 0
+    salvaged_events: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "events": self.events,
+            "salvaged_events": self.salvaged_events,
+            "salvaged_segments": self.salvaged_segments,
             "segments": self.segments,
             "sequenced_events": self.sequenced_events,
             "sequenced_segments": self.sequenced_segments,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from strongroom import canonical
-from strongroom.errors import FormatError
-from strongroom_security.auditlog.lines import LINE_BOUNDS, Open, segment_key
+from strongroom_security.auditlog.lines import segment_key
 from strongroom_security.auditlog.segments import hour_of
+from strongroom_security.auditlog.splitting import Stray, split
 
 __all__ = ["HeldSegment", "Holding", "hold"]
-
-_OPENS: Final = b'{"certificate":'
-"""How an opening line begins, and no other: members are sorted."""
 
 _MAX_PROBLEMS: Final = 100
 
@@ -63,45 +58,40 @@ def hold(entries: Iterable[bytes], size: int) -> Holding:
     """
     segments: dict[str, HeldSegment] = {}
     problems: list[tuple[int, str]] = []
-    opened: Open | None = None
-    first, digest, count = 0, hashlib.sha256(), 0
-
-    def end(leaf: int) -> None:
-        if opened is None:
-            return
-        key = segment_key(opened.run, hour_of(opened.time), opened.writer, opened.segment)
+    counted = _Counted(entries)
+    for each in split(counted):
+        if isinstance(each, Stray):
+            is_told = not each.is_end or counted.count == size
+            if is_told and len(problems) < _MAX_PROBLEMS:
+                problems.append((each.first, each.message))
+            continue
+        key = segment_key(each.opened.run, hour_of(each.opened.time), each.opened.writer, each.opened.segment)
         if key in segments:
-            problems.append((first, f"{key} is in the tree already, from leaf {segments[key].first_leaf}"))
-            return
+            if len(problems) < _MAX_PROBLEMS:
+                already = segments[key].first_leaf
+                problems.append((each.first, f"{key} is in the tree already, from leaf {already}"))
+            continue
         segments[key] = HeldSegment(
             key=key,
-            run=opened.run,
-            writer=opened.writer,
-            number=opened.segment,
-            first_leaf=first,
-            lines=leaf - first,
-            first_seq=opened.seq,
-            digest=digest.digest(),
+            run=each.opened.run,
+            writer=each.opened.writer,
+            number=each.opened.segment,
+            first_leaf=each.first,
+            lines=each.lines,
+            first_seq=each.opened.seq,
+            digest=each.digest,
         )
-
-    for leaf, entry in enumerate(entries):
-        count = leaf + 1
-        if entry.startswith(_OPENS):
-            end(leaf)
-            opened, first, digest = _opened(entry), leaf, hashlib.sha256()
-            if opened is None and len(problems) < _MAX_PROBLEMS:
-                problems.append((leaf, "the entry begins like an opening line, and is none"))
-        elif leaf == 0:
-            problems.append((leaf, "the tree does not begin with an opening line"))
-        digest.update(entry)
-        digest.update(b"\n")
-    if count == size:
-        end(count)
     return Holding(segments=segments, problems=tuple(problems))
 
 
-def _opened(entry: bytes) -> Open | None:
-    try:
-        return Open.from_json(canonical.decode(entry, "the entry", LINE_BOUNDS), "the entry")
-    except FormatError:
-        return None
+class _Counted:
+    """Entries with their numbers, and how many there were."""
+
+    def __init__(self, entries: Iterable[bytes]) -> None:
+        self._entries = entries
+        self.count = 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for index, entry in enumerate(self._entries):
+            self.count = index + 1
+            yield index, entry

@@ -22,6 +22,7 @@ from strongroom.canonical import Bounds, Json
 from strongroom.errors import FormatError
 from strongroom.manifest import check_run_id
 from strongroom_security.fields import encode_fields
+from strongroom_security.tlog.edwards import is_of_small_order
 
 __all__ = [
     "FIRST_PREV",
@@ -202,7 +203,7 @@ class Open:
             time=_natural(members["time"], f"the time of {what}"),
             host=_text(members["host"], f"the host of {what}"),
             pid=_natural(members["pid"], f"the pid of {what}"),
-            key=_base64(members["key"], f"the key of {what}", exactly=32),
+            key=_public(members["key"], f"the key of {what}"),
             certificate=Certificate.from_json(members["certificate"], f"the certificate of {what}"),
         )
 
@@ -253,7 +254,7 @@ class Salvage:
             run=None if run is None else check_run_id(_text(run, f"the run of {what}")),
             host=_text(members["host"], f"the host of {what}"),
             pid=_natural(members["pid"], f"the pid of {what}"),
-            key=_base64(members["key"], f"the key of {what}", exactly=32),
+            key=_public(members["key"], f"the key of {what}"),
             certificate=Certificate.from_json(members["certificate"], f"the certificate of {what}"),
             torn=_base64(members["torn"], f"the torn line of {what}", at_most=MAX_LINE_BYTES),
         )
@@ -368,6 +369,13 @@ def _hash(value: Json, what: str) -> str:
     if not _HASH.fullmatch(text):
         raise FormatError(f"{what} must be 64 lower-case hex digits, found {text[:80]!r}")
     return text
+
+
+def _public(value: Json, what: str) -> bytes:
+    key = _base64(value, what, exactly=32)
+    if is_of_small_order(key):
+        raise FormatError(f"{what} is a point of small order, by which anybody can sign anything")
+    return key
 
 
 def _base64(value: Json, what: str, *, exactly: int | None = None, at_most: int | None = None) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from strongroom.errors import FormatError, ObjectNotFoundError
+from strongroom.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from strongroom.parallel import run_all
 from strongroom.stores.base import ObjectInfo, Store
 from strongroom.stores.offers import Detailing, tuning_of
@@ -18,6 +18,8 @@ __all__ = ["SEGMENTS", "Listing", "list_segments", "read_segments"]
 
 SEGMENTS: Final = "segments"
 """The folder that writers create in, and nobody else."""
+
+_SUFFIX: Final = ".jsonl"
 
 _AHEAD: Final = 4
 """Segments that are read for each request that is under way at once, before the first is looked at."""
@@ -74,8 +76,13 @@ def list_segments(store: Store) -> Listing:
     )
 
 
-def read_segments(store: Store, keys: Sequence[str]) -> Iterator[tuple[str, bytes | str]]:
+def read_segments(
+    store: Store, keys: Sequence[str], infos: Mapping[str, ObjectInfo] | None = None
+) -> Iterator[tuple[str, bytes | str]]:
     """Segments' bytes, in the order asked for, some of them at once where the store likes that.
+
+    Args:
+        infos: what is known of their sizes, so that no more than some hundred MiB are held at once.
 
     Yields:
         a key, and the bytes, or in words why there are none: it is no more, or too long.
@@ -84,11 +91,25 @@ def read_segments(store: Store, keys: Sequence[str]) -> Iterator[tuple[str, byte
         StoreError: one could not be read.
     """
     looks = tuning_of(store).looks
-    step = 1 if looks <= 1 else looks * _AHEAD
-    for first in range(0, len(keys), step):
-        some = keys[first : first + step]
+    for some in _batches(keys, infos or {}, 1 if looks <= 1 else looks * _AHEAD):
         read = run_all([partial(_read, store, key) for key in some], workers=looks, name="audit-read")
         yield from zip(some, read, strict=True)
+
+
+def _batches(keys: Sequence[str], infos: Mapping[str, ObjectInfo], count: int) -> Iterator[list[str]]:
+    some: list[str] = []
+    size_bytes = 0
+    for key in keys:
+        info = infos.get(key)
+        # One that is too long is not read.
+        more = 0 if info is None or info.size_bytes > MAX_SEGMENT_BYTES else info.size_bytes
+        if some and (len(some) >= count or size_bytes + more > MAX_SEGMENT_BYTES):
+            yield some
+            some, size_bytes = [], 0
+        some.append(key)
+        size_bytes += more
+    if some:
+        yield some
 
 
 def _read(store: Store, key: str) -> bytes | str:
@@ -101,23 +122,37 @@ def _read(store: Store, key: str) -> bytes | str:
 
 
 def _list(store: Store) -> Listing:
-    found = dict(store.details(SEGMENTS) if isinstance(store, Detailing) else _walk(store, SEGMENTS))
-    return Listing(
-        segments={key: found[key] for key in sorted(found) if parse_segment_key(key) is not None},
-        strays=tuple(key for key in sorted(found) if parse_segment_key(key) is None),
-    )
+    found: dict[str, ObjectInfo | None]
+    # A store that is asked one thing at a time is a file system, or as near as one: links, pipes and folders
+    # may lie in it, of which none may keep the rest from being listed.
+    if isinstance(store, Detailing) and tuning_of(store).looks > 1:
+        found = dict(store.details(SEGMENTS))
+    else:
+        found = dict(_walk(store, SEGMENTS))
+    segments = {
+        key: info
+        for key, info in sorted(found.items())
+        if info is not None and parse_segment_key(key) is not None
+    }
+    return Listing(segments=segments, strays=tuple(key for key in sorted(found) if key not in segments))
 
 
-def _walk(store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
+def _walk(store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo | None]]:
+    """All files below a folder; and with None what is no file, or a folder where a segment might stand."""
     for name in store.list_names(prefix):
         key = f"{prefix}/{name}"
-        if name.endswith("/"):
-            yield from _walk(store, key.removesuffix("/"))
-            continue
+        folder = key.removesuffix("/")
         try:
-            yield key, store.stat(key)
+            if folder == key:
+                yield key, store.stat(key)
+                continue
+            if folder.endswith(_SUFFIX):
+                yield folder, None
+            yield from _walk(store, folder)
         except ObjectNotFoundError:
             continue
+        except (FormatError, ConfigError, AccessDeniedError):
+            yield folder, None  # a link, a pipe, what no key can name, or a folder that somebody has shut
 
 
 def _has_gaps(listing: Listing) -> bool:

@@ -1,32 +1,35 @@
 """What a sequencer remembers on its own disk: the tree head that it signed last, and what is in that tree.
 
 The head is in a file of its own, as the signed note that it is: a sink that shows another tree is not gone on
-with. Beside it (``.segments``) a line for each segment that is in the tree spares reading the tree again; it
-is believed only as far as the tree has the root that it names, and may be removed: it is then made again from
-the tree.
+with. Beside it (``.segments``) what is known of each segment that is in the tree spares reading the tree
+again. It is signed by the log's own key, over all of it, and believed only if that holds and the tree has the
+root that it names; it may be removed: it is then made again from the tree.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Sequence_
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from strongroom import canonical
-from strongroom.canonical import Bounds
-from strongroom.errors import ConfigError, FormatError, StoreError
+from strongroom.canonical import Bounds, Json
+from strongroom.errors import ConfigError, FormatError, IntegrityError, StoreError
 from strongroom_security.auditlog.ordering import Sequence
 from strongroom_security.auditlog.plans import Facts
-from strongroom_security.tlog.notes import MAX_NOTE_BYTES
+from strongroom_security.tlog.notekeys import NoteSigner, VerifierKey
+from strongroom_security.tlog.notes import MAX_NOTE_BYTES, NoteSignature
 
 __all__ = ["LogState"]
 
 _LINE_SEGMENTS: Final = 1_000
 _BOUNDS: Final = Bounds(length_bytes=4 << 20, depth=4, items=20 * _LINE_SEGMENTS)
 _SUFFIX: Final = ".segments"
+_NOTHING: Final = bytes(32)
 
 
 class LogState:
@@ -44,6 +47,7 @@ class LogState:
             raise ConfigError(f"a sequencer's state is a file in a folder that is there, got {path}")
         self.path: Final = path
         self._cache = path.with_name(path.name + _SUFFIX)
+        self._digest = _NOTHING
 
     def read(self) -> bytes | None:
         """The signed tree head, not verified; None: none was signed yet.
@@ -76,19 +80,23 @@ class LogState:
         except OSError as error:
             raise StoreError(f"the state {self.path} cannot be written: {error.strerror}") from error
 
-    def remembered(self) -> tuple[Sequence, bytes] | None:
+    def remembered(self, keys: Iterable[VerifierKey]) -> tuple[Sequence, bytes] | None:
         """What is known of a tree without reading it, and the root that it has to have; None: nothing.
 
-        Damage counts as nothing: all of it can be made again.
+        What is damaged, or signed by none of these keys, counts as nothing: all of it can be made again.
         """
         try:
             with self._cache.open("rb") as file:
-                return _replay(file)
+                found = _replay(file, tuple(keys))
         except (OSError, FormatError, TypeError, ValueError):
             return None
+        if found is None:
+            return None
+        sequence, root, self._digest = found
+        return sequence, root
 
-    def remember(self, found: Sequence_[Facts], size: int, root: bytes) -> None:
-        """Add what went into a tree, its size with it, and the root that it then has.
+    def remember(self, found: Sequence_[Facts], size: int, root: bytes, signer: NoteSigner) -> None:
+        """Add what went into a tree, its size with it, and the root that it then has, to what was remembered.
 
         Raises:
             StoreError: it cannot be written.
@@ -104,7 +112,9 @@ class LogState:
                 "size": size,
                 "root": root.hex() if is_end else "",
             }
-            lines.append(canonical.encode(value))
+            self._digest = _after(self._digest, value)
+            signature = signer.sign(_signed_text(self._digest)).line() if is_end else ""
+            lines.append(canonical.encode({**value, "signature": signature}))
         try:
             with self._cache.open("ab") as file:
                 # A line feed first: what was torn before stays a line of its own.
@@ -114,11 +124,12 @@ class LogState:
 
     def forget(self) -> None:
         """Drop what is known of the tree: it will be read again."""
+        self._digest = _NOTHING
         self._cache.unlink(missing_ok=True)
 
 
-def _replay(lines: Iterable[bytes]) -> tuple[Sequence, bytes] | None:
-    sequence, root = Sequence(), ""
+def _replay(lines: Iterable[bytes], keys: tuple[VerifierKey, ...]) -> tuple[Sequence, bytes, bytes] | None:
+    sequence, root, digest, signature = Sequence(), "", _NOTHING, ""
     for line in lines:
         if line == b"\n":
             continue
@@ -126,7 +137,7 @@ def _replay(lines: Iterable[bytes]) -> tuple[Sequence, bytes] | None:
             value = canonical.decode(line.removesuffix(b"\n"), "a remembered line", _BOUNDS)
         except FormatError:
             continue  # torn by a crash: what follows repeats it
-        if not isinstance(value, dict) or value.keys() != {"segments", "size", "root"}:
+        if not isinstance(value, dict) or value.keys() != {"segments", "size", "root", "signature"}:
             return None
         found = [Facts.from_json(each, "a remembered segment") for each in value["segments"]]
         begin = value["size"] - sum(each.lines for each in found)
@@ -136,8 +147,33 @@ def _replay(lines: Iterable[bytes]) -> tuple[Sequence, bytes] | None:
             continue  # what another process with the same state has done as well
         for each in found:
             sequence.accept(each)
-        root = value["root"]
-    return (sequence, bytes.fromhex(root)) if root else None
+        root, signature = value["root"], value.pop("signature")
+        digest = _after(digest, value)
+    return (sequence, bytes.fromhex(root), digest) if root and _is_signed(signature, digest, keys) else None
+
+
+def _after(digest: bytes, value: Mapping[str, Json]) -> bytes:
+    """What is signed of all lines up to one."""
+    return sha256(digest + canonical.encode(dict(value))).digest()
+
+
+def _signed_text(digest: bytes) -> str:
+    # No tree head: that has three lines.
+    return f"strongroom.v1 audit sequencer's memory\n{digest.hex()}\n"
+
+
+def _is_signed(signature: Json, digest: bytes, keys: tuple[VerifierKey, ...]) -> bool:
+    if not isinstance(signature, str):
+        return False
+    parsed = NoteSignature.parse(signature.removesuffix("\n"), "a remembered line")
+    for key in keys:
+        if key.matches(parsed):
+            try:
+                key.check(_signed_text(digest), parsed.value)
+            except IntegrityError:
+                return False
+            return True
+    return False
 
 
 def _write(path: Path, data: bytes) -> None:

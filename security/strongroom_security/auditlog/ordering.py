@@ -9,25 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-from strongroom import canonical
-from strongroom.errors import FormatError, IntegrityError
+from strongroom.errors import IntegrityError
 from strongroom_security.auditlog.lines import (
     FIRST_PREV,
-    LINE_BOUNDS,
-    Close,
     Open,
     parse_segment_key,
     segment_key,
 )
 from strongroom_security.auditlog.plans import Facts
 from strongroom_security.auditlog.segments import hour_of
+from strongroom_security.auditlog.splitting import Stray, split
 
 __all__ = ["Candidate", "Sequence", "candidates", "place_of"]
-
-_OPENS: Final = b'{"certificate":'
-"""How an opening line begins, and no other: members are sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,21 +119,12 @@ class Sequence:
             IntegrityError: the entries are not segments that were put in whole.
         """
         found: list[Facts] = []
-        opened: Open | None = None
-        first, last = self.size, b""
-        index = self.size - 1
-        for index, entry in entries:
-            if entry.startswith(_OPENS):
-                if opened is not None:
-                    found.append(_facts(opened, last, first, index))
-                opened, first = _open(entry, index), index
-            elif opened is None:
-                raise IntegrityError(f"entry {index} of the log's tree is not the beginning of a segment")
-            last = entry
-        if opened is not None:
-            found.append(_facts(opened, last, first, index + 1))
-        for each in found:
-            self.accept(each)
+        for each in split(entries):
+            if isinstance(each, Stray):
+                raise IntegrityError(f"entry {each.first} of the log's tree: {each.message}")
+            facts = Facts.of(place_of(each.opened), each.opened, each.close, each.lines, each.last_line)
+            found.append(facts)
+            self.accept(facts)
         return found
 
 
@@ -165,18 +150,3 @@ def candidates(keys: Iterable[str], sequence: Sequence) -> list[Candidate]:
 def place_of(opened: Open) -> str:
     """Where a segment stands that opens like this."""
     return segment_key(opened.run, hour_of(opened.time), opened.writer, opened.segment)
-
-
-def _open(entry: bytes, index: int) -> Open:
-    try:
-        return Open.from_json(canonical.decode(entry, "it", LINE_BOUNDS), "it")
-    except FormatError as error:
-        raise IntegrityError(f"entry {index} of the log's tree begins no segment: {error}") from error
-
-
-def _facts(opened: Open, last: bytes, first: int, end: int) -> Facts:
-    try:
-        close = Close.from_json(canonical.decode(last, "it", LINE_BOUNDS), "it")
-    except FormatError as error:
-        raise IntegrityError(f"entry {end - 1} of the log's tree closes no segment: {error}") from error
-    return Facts.of(place_of(opened), opened, close, end - first, last)

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strongroom import canonical
-from strongroom.errors import ConfigError, FormatError, IntegrityError
+from strongroom.errors import ConfigError, FormatError, ObjectNotFoundError
 from strongroom.parallel import run_all
 from strongroom.stores.base import Store
 from strongroom.stores.offers import tuning_of
+from strongroom_security.auditlog.events import recorded_of
 from strongroom_security.auditlog.lines import LINE_BOUNDS, Open, parse_segment_key
 from strongroom_security.auditlog.listing import list_segments, read_segments
 from strongroom_security.auditlog.plans import MAX_PLAN_BYTES, PLANS, Plan, plan_key
+from strongroom_security.auditlog.splitting import Stray, split
 from strongroom_security.tlog.proofs import TlogProof
 from strongroom_security.tlog.reading import CHECKPOINT, PREFIX, TreeReader, read_checkpoint
 from strongroom_security.tlog.witnesses import LogKeys, SignedCheckpoint, open_checkpoint
@@ -103,7 +105,8 @@ def prove(sink: Store, event: EventId, log: LogKeys) -> Proven | Unproven:
         )
     signed = open_checkpoint(note, log, where)
     tree = TreeReader(sink, signed.head)
-    index = None if segment is None else _index_by_plans(sink, tree, *segment)
+    # A plan is evidence of nothing: it spares reading the tree where it is right.
+    index = None if segment is None else _index_by_plans(sink, tree, *segment, event)
     if index is None:
         index = _index_by_entries(tree, event)
     if index is None:
@@ -116,10 +119,6 @@ def prove(sink: Store, event: EventId, log: LogKeys) -> Proven | Unproven:
             "sequence the log first",
         )
     line = tree.entry(index)
-    if not _is(line, event):
-        raise IntegrityError(
-            f"entry {index} of {sink.uri}/{PREFIX} is not {event}: the plan that led there is wrong"
-        )
     proof = TlogProof(index=index, path=tuple(tree.inclusion_proof(index)), note=note, extra=line)
     proof.check(line, log, str(event))
     return Proven(event=event, line=line, index=index, proof=proof.to_bytes(), signed=signed)
@@ -167,8 +166,8 @@ def _segment_of(sink: Store, event: EventId) -> tuple[str, int] | None:
     return None
 
 
-def _index_by_plans(sink: Store, tree: TreeReader, key: str, place: int) -> int | None:
-    """Where a segment went, by the plan that lists it; None: none does."""
+def _index_by_plans(sink: Store, tree: TreeReader, key: str, place: int, event: EventId) -> int | None:
+    """Where a line went, by the plans that list its segment; None: by none that is right."""
     sizes = sorted(
         int(match[1]) for name in sink.list_names(PLANS) if (match := _PLAN.fullmatch(name)) is not None
     )
@@ -182,33 +181,53 @@ def _index_by_plans(sink: Store, tree: TreeReader, key: str, place: int) -> int 
             name="audit-plans",
         )
         for plan in plans:
-            index = plan.size
-            for each in plan.segments:
-                if each.key == key:
+            index = 0 if plan is None else plan.size
+            for each in () if plan is None else plan.segments:
+                if each.key == key and _stands_at(tree, index, index + place, event):
                     return index + place
                 index += each.lines
     return None
 
 
-def _read_plan(sink: Store, size: int) -> Plan:
+def _read_plan(sink: Store, size: int) -> Plan | None:
     key = plan_key(size)
-    return Plan.parse(sink.read(key, limit_bytes=MAX_PLAN_BYTES), size, f"{sink.uri}/{key}")
+    try:
+        return Plan.parse(sink.read(key, limit_bytes=MAX_PLAN_BYTES), size, f"{sink.uri}/{key}")
+    except (FormatError, ObjectNotFoundError):
+        return None
+
+
+def _stands_at(tree: TreeReader, first: int, index: int, event: EventId) -> bool:
+    """Whether a line is at a place of the tree, in a segment of its writer that opens at another."""
+    if index >= tree.size or not _is(tree.entry(index), event):
+        return False
+    try:
+        opened = Open.from_json(canonical.decode(tree.entry(first), "it", LINE_BOUNDS), "it")
+    except FormatError:
+        return False
+    return opened.writer == event.writer and opened.seq + index - first == event.seq
 
 
 def _index_by_entries(tree: TreeReader, event: EventId) -> int | None:
     """Where a line is in a tree, by looking at all of it."""
-    writer = event.writer.encode()
-    return next((index for index, entry in tree.walk() if writer in entry and _is(entry, event)), None)
+    for each in split(tree.walk()):
+        if isinstance(each, Stray) or each.opened.writer != event.writer:
+            continue
+        place = event.seq - each.opened.seq
+        if 0 <= place < each.lines and _is(tree.entry(each.first + place), event):
+            return each.first + place
+    return None
 
 
 def _is(line: bytes, event: EventId) -> bool:
+    """Whether a line says that it is this one: as an event, or as one that opens or closes a segment."""
     try:
         value = canonical.decode(line, "an entry", LINE_BOUNDS)
+        if not isinstance(value, dict):
+            return False
+        if "class_uid" in value:
+            recorded = recorded_of(value, "an entry")
+            return recorded.id == str(event) and recorded.seq == event.seq
     except FormatError:
         return False
-    if not isinstance(value, dict):
-        return False
-    if "class_uid" not in value:
-        return bool(value.get("writer") == event.writer and value.get("seq") == event.seq)
-    metadata = value.get("metadata")
-    return isinstance(metadata, dict) and metadata.get("uid") == str(event)
+    return bool(value.get("writer") == event.writer and value.get("seq") == event.seq)

@@ -20,7 +20,7 @@ from strongroom import canonical
 from strongroom.auditing import Act
 from strongroom.canonical import Json
 from strongroom.errors import FormatError
-from strongroom_security.auditlog.events import Actor, event_of
+from strongroom_security.auditlog.events import Actor, check_event, event_id, event_of
 from strongroom_security.auditlog.lines import (
     FIRST_PREV,
     LINE_BOUNDS,
@@ -256,6 +256,10 @@ class ProblemKind(enum.Enum):
     """The segment says that it is another one than its key."""
     AFTER_CLOSE = "after-close"
     """Lines follow the closing line."""
+    MISNAMED = "misnamed"
+    """An event calls itself otherwise than its place does."""
+    FOREIGN_RUN = "foreign-run"
+    """An event is about another run than its segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +346,9 @@ def continues(before: SegmentReading, after: SegmentReading) -> bool:
     )
 
 
-def read_segment(key: str, data: bytes, *, is_canonical: bool = True) -> SegmentReading:
+def read_segment(
+    key: str, data: bytes, *, is_canonical: bool = True, checks_events: bool = True
+) -> SegmentReading:
     """Read a segment and hold its lines against each other.
 
     Args:
@@ -350,6 +356,8 @@ def read_segment(key: str, data: bytes, *, is_canonical: bool = True) -> Segment
         data: all of it.
         is_canonical: whether lines must be spelled canonically. Without it reading is quicker by half; what
             the log's tree holds was held to it when it was sequenced.
+        checks_events: whether each line between the first and the last must be an event of this segment. Who
+            looks at each event anyway can do without.
 
     Returns:
         all that can be read, and what is wrong with it.
@@ -363,10 +371,12 @@ def read_segment(key: str, data: bytes, *, is_canonical: bool = True) -> Segment
     if len(data) > MAX_SEGMENT_BYTES:
         raise FormatError(f"{key} has {len(data)} bytes; at most {MAX_SEGMENT_BYTES} are read")
     run, _, writer, number = parts
+    # Before they are split: a line takes some fifty bytes of memory, and these may all be empty.
+    count = data.count(b"\n")
+    if count > MAX_SEGMENT_LINES:
+        raise FormatError(f"{key} has {count} lines; at most {MAX_SEGMENT_LINES} are read")
     *lines, torn = data.split(b"\n")
-    if len(lines) > MAX_SEGMENT_LINES:
-        raise FormatError(f"{key} has {len(lines)} lines; at most {MAX_SEGMENT_LINES} are read")
-    return _Reader(key, run, writer, number, lines, torn, is_canonical).read()
+    return _Reader(key, run, writer, number, lines, torn, is_canonical, checks_events).read()
 
 
 class _Reader:
@@ -379,6 +389,7 @@ class _Reader:
         lines: list[bytes],
         torn: bytes,
         is_canonical: bool,
+        checks_events: bool,
     ) -> None:
         self._key = key
         self._run = run
@@ -387,6 +398,7 @@ class _Reader:
         self._lines = lines
         self._torn = torn
         self._is_canonical = is_canonical
+        self._checks_events = checks_events
         self._problems: list[Problem] = []
         self._opened: Open | None = None
         self._close: Close | None = None
@@ -396,6 +408,8 @@ class _Reader:
         if values:
             self._read_open(values[0])
         self._check_links(values)
+        if self._checks_events:
+            self._check_events(values)
         self._read_close(values)
         if self._torn:
             self._tell(
@@ -492,6 +506,29 @@ class _Reader:
                 )
             seen.add(seq)
 
+    def _check_events(self, values: list[Mapping[str, Any] | None]) -> None:
+        """Hold each line between the first and the last to be an event, of this segment and in its place."""
+        for place, value in enumerate(values, 1):
+            if place == 1 or value is None or _is_close(value):
+                continue
+            try:
+                name, seq, run = check_event(value, "the line")
+            except FormatError as error:
+                self._tell(place, ProblemKind.MALFORMED, str(error))
+                continue
+            if name != event_id(self._writer, seq):
+                self._tell(
+                    place,
+                    ProblemKind.MISNAMED,
+                    f"the event calls itself {name!r:.80}; here stands {self._writer}-{seq}",
+                )
+            if self._run is not None and run != self._run:
+                self._tell(
+                    place,
+                    ProblemKind.FOREIGN_RUN,
+                    f"the event is about {_run_in_words(run)}, in a segment of {_run_in_words(self._run)}",
+                )
+
     def _read_close(self, values: list[Mapping[str, Any] | None]) -> None:
         at = [place for place, value in enumerate(values, 1) if value is not None and _is_close(value)]
         if not at:
@@ -529,6 +566,17 @@ class _Reader:
         elif not close.is_signed_by(opened.key if close.salvaged is None else close.salvaged.key):
             whose = "the segment's" if close.salvaged is None else "the salvager's"
             self._tell(place, ProblemKind.FORGED_CLOSE, f"the closing line's signature is not by {whose} key")
+        elif close.salvaged is not None and close.salvaged.run not in (None, opened.run):
+            self._tell(
+                place,
+                ProblemKind.FORGED_CLOSE,
+                f"the segment of {_run_in_words(opened.run)} was closed by a process of "
+                f"{_run_in_words(close.salvaged.run)}; only one of the same run, or of none, may close it",
+            )
+
+
+def _run_in_words(run: str | None) -> str:
+    return "no run" if run is None else f"run {run[:128]!r}"
 
 
 def _is_close(value: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,7 @@ from strongroom_security.auditlog.listing import list_segments
 from strongroom_security.auditlog.logstate import LogState
 from strongroom_security.auditlog.ordering import Sequence
 from strongroom_security.auditlog.plans import MAX_PLAN_BYTES, Plan, plan_key
+from strongroom_security.auditlog.trusting import Vouchers
 from strongroom_security.tlog.checkpoints import Checkpoint
 from strongroom_security.tlog.merkle import EMPTY_ROOT, check_consistency
 from strongroom_security.tlog.notekeys import KeyType, NoteSigner, VerifierKey
@@ -109,6 +110,7 @@ class Sequenced:
         refused: what did not go in, and why.
         waiting: what does not go in yet.
         cosigned: names of the witnesses that cosigned the head.
+        unwitnessed: what witnesses said that contradicts this log, though enough others have cosigned.
     """
 
     head: Checkpoint | None
@@ -119,11 +121,12 @@ class Sequenced:
     refused: tuple[Refused, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     cosigned: tuple[str, ...] = ()
+    unwitnessed: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is missing and nothing was refused."""
-        return not self.gaps and not self.refused
+        """Whether nothing is missing, nothing was refused, and no witness contradicts."""
+        return not self.gaps and not self.refused and not self.unwitnessed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +156,7 @@ class Sequencer:
         state: what is remembered between runs; None: nothing, so that a log that was set back is not noticed,
             and what is in the tree is read from it once.
         wait_for_gaps_s: how long a segment waits for the ones before it.
+        vouchers: whose certificates over writers count, where two claim one writer's id.
         limits: of one plan.
         clock_ns: nanoseconds since the epoch.
 
@@ -167,6 +171,7 @@ class Sequencer:
         *,
         state: LogState | None = None,
         wait_for_gaps_s: float = 3600.0,
+        vouchers: Vouchers | None = None,
         limits: Limits | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -179,7 +184,10 @@ class Sequencer:
         self._replacing: Replacing = sink
         self._log = log
         self._state = state
-        self._chooser = Chooser(sink, wait_s=wait_for_gaps_s, limits=limits or Limits(), clock_ns=clock_ns)
+        self._chooser = Chooser(
+            sink, wait_s=wait_for_gaps_s, limits=limits or Limits(), vouchers=vouchers, clock_ns=clock_ns
+        )
+        self._unwitnessed: dict[str, str] = {}
         self._sequence: Sequence | None = None
 
     def run_once(self) -> Sequenced:
@@ -193,6 +201,7 @@ class Sequencer:
                 time.
         """
         done = _Done()
+        self._unwitnessed = {}
         try:
             for _ in range(_TURNS):
                 found = self._run(done)
@@ -230,11 +239,11 @@ class Sequencer:
             sequence = self._catch_up(current)
             plan = self._standing_plan(current.head.size)
             if plan is not None:
-                chosen = self._chooser.follow(plan, sequence)
+                chosen = self._chooser.follow(plan, sequence, listed)
             else:
                 chosen = self._chooser.choose(listed, sequence)
                 if not chosen.segments:
-                    return done.told(current.signed, chosen)
+                    return done.told(current.signed, chosen, self._unwitnessed)
                 plan = Plan(size=current.head.size, segments=tuple(chosen.segments))
                 if not self._create(plan):
                     # Another's plan stands, and is carried out in this one's place.
@@ -244,7 +253,7 @@ class Sequencer:
             if grown is None:
                 return None
             if self._state is not None:
-                self._state.remember(chosen.facts, grown.head.size, grown.head.root)
+                self._state.remember(chosen.facts, grown.head.size, grown.head.root, self._log.signers[0])
             done.add(plan)
             current = grown
 
@@ -316,7 +325,7 @@ class Sequencer:
         if self._sequence is not None and self._sequence.size == current.head.size:
             return self._sequence
         reader = TreeReader(self._sink, current.head)
-        remembered = None if self._state is None else self._state.remembered()
+        remembered = None if self._state is None else self._state.remembered(self._log.keys.keys)
         if remembered is not None:
             sequence, root = remembered
             if sequence.size > current.head.size or reader.root_at(sequence.size) != root:
@@ -328,7 +337,7 @@ class Sequencer:
             _LOG.info("reading entries %s to %s of the log", sequence.size, current.head.size)
             found = sequence.follow(reader.walk(sequence.size))
             if self._state is not None:
-                self._state.remember(found, current.head.size, current.head.root)
+                self._state.remember(found, current.head.size, current.head.root, self._log.signers[0])
         self._sequence = sequence
         return sequence
 
@@ -384,6 +393,7 @@ class Sequencer:
         cosignatures: list[NoteSignature] = []
         names: set[str] = set()
         failures: list[StoreError] = []
+        contradictions: list[IntegrityError] = []
         reader = TreeReader(self._sink, head)
         for witness in self._log.witnesses:
             try:
@@ -397,9 +407,16 @@ class Sequencer:
             except StoreError as error:
                 failures.append(error)
                 continue
+            except IntegrityError as error:
+                # One that lies must not keep a log from growing that enough others have seen grow.
+                contradictions.append(error)
+                self._unwitnessed[witness.url] = str(error)
+                continue
             cosignatures += [each.signature for each in found]
             names |= {each.key.name for each in found}
         if len(names) < self._log.policy.required:
+            if contradictions:
+                raise contradictions[0]
             reasons = "; ".join(str(each) for each in failures) or "the others answered by other keys"
             raise StoreUnavailableError(
                 f"{len(names)} witnesses cosigned the log's head of size {head.size}, and "
@@ -407,6 +424,8 @@ class Sequencer:
             )
         for failure in failures:
             _LOG.warning("%s", failure)
+        for contradiction in contradictions:
+            _LOG.error("%s; published all the same, by the word of %s", contradiction, sorted(names))
         return Note(text=text, signatures=(*note.signatures, *cosignatures))
 
     def _known(self) -> LogKeys:
@@ -427,7 +446,9 @@ class _Done:
         self._lines += plan.end - plan.size
         self._gaps += [each.key for each in plan.segments if each.follows_gap]
 
-    def told(self, signed: SignedCheckpoint | None, last: Chosen) -> Sequenced:
+    def told(
+        self, signed: SignedCheckpoint | None, last: Chosen, unwitnessed: Mapping[str, str]
+    ) -> Sequenced:
         return Sequenced(
             head=None if signed is None else signed.head,
             note=None if signed is None else signed.note.to_bytes(),
@@ -437,11 +458,17 @@ class _Done:
             refused=tuple(last.refused),
             waiting=tuple(last.waiting),
             cosigned=() if signed is None else tuple(sorted({each.key.name for each in signed.cosigned})),
+            unwitnessed=tuple(unwitnessed.values()),
         )
 
 
 def sequence_once(
-    sink: Store, log: Log, *, state: LogState | None = None, wait_for_gaps_s: float = 3600.0
+    sink: Store,
+    log: Log,
+    *,
+    state: LogState | None = None,
+    wait_for_gaps_s: float = 3600.0,
+    vouchers: Vouchers | None = None,
 ) -> Sequenced:
     """Bring everything into the tree that can go in now; see `Sequencer.run_once`."""
-    return Sequencer(sink, log, state=state, wait_for_gaps_s=wait_for_gaps_s).run_once()
+    return Sequencer(sink, log, state=state, wait_for_gaps_s=wait_for_gaps_s, vouchers=vouchers).run_once()

@@ -8,11 +8,11 @@ signatures vouch for a writer is `trusting`'s, what the tree holds `holding`'s, 
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 from strongroom_security.auditlog.events import event_id
 from strongroom_security.auditlog.findings import Finding, FindingKind, Gravity, Totals
@@ -32,7 +32,6 @@ class Summary:
         digest: SHA-256 of it as it stands.
         lines, events: how many it has.
         problems: in itself.
-        misnamed: events that call themselves otherwise than their places do: the line, and how.
     """
 
     key: str
@@ -48,7 +47,6 @@ class Summary:
     opened: Open | None
     close: Close | None
     problems: tuple[Problem, ...]
-    misnamed: tuple[tuple[int, str], ...]
 
     @property
     def is_whole(self) -> bool:
@@ -67,14 +65,13 @@ class Summary:
 
 def summary_of(reading: SegmentReading, digest: bytes) -> Summary:
     """What of a reading it is judged by."""
-    events = reading.events()
     return Summary(
         key=reading.key,
         writer=reading.writer,
         number=reading.number,
         digest=digest,
         lines=len(reading.lines),
-        events=len(events),
+        events=len(reading.events()),
         first_seq=reading.first_seq,
         first_prev=reading.first_prev,
         next_seq=reading.next_seq,
@@ -82,17 +79,7 @@ def summary_of(reading: SegmentReading, digest: bytes) -> Summary:
         opened=reading.opened,
         close=reading.close,
         problems=reading.problems,
-        misnamed=tuple(_misnamed(reading.writer, events)),
     )
-
-
-def _misnamed(writer: str, events: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, str]]:
-    for line, value in events:
-        metadata, extension = value.get("metadata"), value.get("strongroom")
-        named = metadata.get("uid") if isinstance(metadata, dict) else None
-        seq = extension.get("seq") if isinstance(extension, dict) else None
-        if named != f"{writer}-{seq}":
-            yield line, f"the event calls itself {named!r:.80}; here stands {writer}-{seq!r:.20}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +124,8 @@ class Verifier:
         self._events = 0
         self._sequenced_segments = 0
         self._sequenced_events = 0
+        self._salvaged_segments = 0
+        self._salvaged_events = 0
 
     def tell(self, findings: Iterable[Finding]) -> None:
         """Take in what was found elsewhere."""
@@ -162,8 +151,6 @@ class Verifier:
         self._events += segment.events
         for problem in segment.problems:
             self._find(FindingKind(problem.kind.value), problem.message, segment, problem.line)
-        for line, how in segment.misnamed:
-            self._find(FindingKind.MISNAMED, how, segment, line)
         self._check_hour(segment)
         self._check_opening(segment)
         if held is not None and held.digest == segment.digest:
@@ -215,6 +202,8 @@ class Verifier:
             sequenced_events=self._sequenced_events,
             writers=len(self._segments),
             vouched_writers=len(vouched & set(self._segments)),
+            salvaged_segments=self._salvaged_segments,
+            salvaged_events=self._salvaged_events,
         )
         order = {gravity: place for place, gravity in enumerate(Gravity)}
         found = sorted(
@@ -280,10 +269,14 @@ class Verifier:
         salvage: Salvage | None = None if segment.close is None else segment.close.salvaged
         if salvage is not None:
             place = segment.lines
+            self._salvaged_segments += 1
+            self._salvaged_events += segment.events
             self._find(
                 FindingKind.SALVAGED,
-                f"its writer had died; it was closed by process {salvage.pid} on {salvage.host}"
-                + (f", {len(salvage.torn)} bytes of a torn line left out" if salvage.torn else ""),
+                f"vouched for by its salvager alone (writer {salvage.writer}, host {salvage.host!r:.80}, key "
+                f"{hashlib.sha256(salvage.key).hexdigest()[:16]}), which closed it for a dead writer, and "
+                f"could have written its {segment.events} events anew"
+                + (f"; {len(salvage.torn)} bytes of a torn line were left out" if salvage.torn else ""),
                 segment,
                 place,
             )

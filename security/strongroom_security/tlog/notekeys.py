@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from strongroom.errors import ConfigError, FormatError, IntegrityError, UntrustedError
 from strongroom_security.tlog.checkpoints import Checkpoint
+from strongroom_security.tlog.edwards import is_of_small_order
 from strongroom_security.tlog.notes import (
     Note,
     NoteSignature,
@@ -83,6 +84,10 @@ class VerifierKey:
         if len(self.public) != expected:
             raise FormatError(
                 f"the key {self.name} of type {self.type:#04x} has {expected} bytes, found {len(self.public)}"
+            )
+        if expected == _ED25519_BYTES and is_of_small_order(self.public):
+            raise FormatError(
+                f"the key {self.name} is a point of small order, by which anybody can sign anything"
             )
 
     @property
@@ -257,11 +262,13 @@ def _p256(public: bytes, name: str) -> ec.EllipticCurvePublicKey:
 
 
 def _stamped(value: bytes, name: str) -> tuple[int, bytes]:
-    if len(value) <= _STAMP_BYTES or value[0] & 0x80:
+    stamp_s = int.from_bytes(value[:_STAMP_BYTES], "big")
+    # Of a whole tree it says when; 0 is what a cosignature of a subtree has, which is no tree head.
+    if len(value) <= _STAMP_BYTES or not 0 < stamp_s < 1 << 63:
         raise IntegrityError(
-            f"a cosignature by {name} has a time of eight bytes below 2^63, and bytes behind it"
+            f"a cosignature by {name} has a time of eight bytes, above 0 and below 2^63, and bytes behind it"
         )
-    return int.from_bytes(value[:_STAMP_BYTES], "big"), value[_STAMP_BYTES:]
+    return stamp_s, value[_STAMP_BYTES:]
 
 
 def _cosigned_message(name: str, stamp_s: int, head: Checkpoint) -> bytes:

@@ -6,7 +6,10 @@ answers is believed only as far as it verifies.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +41,7 @@ class Witness:
     Attributes:
         url: ``http://`` or ``https://``, to which ``/add-checkpoint`` is added.
         timeout_s: for each wait on the network.
+        within_s: for a whole answer, however slowly it drips.
 
     Raises:
         ConfigError: it is no such URL.
@@ -45,6 +49,7 @@ class Witness:
 
     url: str
     timeout_s: float = 10.0
+    within_s: float = 30.0
 
     def __post_init__(self) -> None:
         try:
@@ -105,7 +110,13 @@ class Witness:
         host, port = parts.hostname or "", parts.port
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(host, port, timeout=self.timeout_s)
+        deadline = _Deadline(connection)
+        timer = threading.Timer(self.within_s, deadline.cut)
+        timer.daemon = True
+        timer.start()
         try:
+            connection.connect()
+            deadline.socket = connection.sock
             connection.request(
                 "POST",
                 parts.path.rstrip("/") + "/add-checkpoint",
@@ -113,12 +124,16 @@ class Witness:
                 headers={"Content-Type": "text/plain; charset=utf-8"},
             )
             response = connection.getresponse()
-            return response.status, response.read(_MAX_ANSWER_BYTES + 1)
+            answer = response.read(_MAX_ANSWER_BYTES + 1)
+            if deadline.is_over:
+                raise TimeoutError(f"no whole answer within {self.within_s:g} s")
+            return response.status, answer
         except (OSError, http.client.HTTPException) as error:
             raise StoreUnavailableError(
                 f"the witness {self.url} could not be asked: {type(error).__name__}: {error}"
             ) from error
         finally:
+            timer.cancel()
             connection.close()
 
     def _verified(self, answer: bytes, note: Note, keys: tuple[VerifierKey, ...]) -> list[Verified]:
@@ -163,6 +178,23 @@ class Witness:
         if status >= 500 or status == 429:
             return StoreUnavailableError(f"{answered}; try again later")
         return StoreError(answered)
+
+
+class _Deadline:
+    """Ends a connection from another thread: a wait for each byte can be short, and all of them long."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+        self.socket: socket.socket | None = None
+        self.is_over = False
+
+    def cut(self) -> None:
+        self.is_over = True
+        # A response that ends with its connection takes the socket over from it.
+        found = self.socket or self._connection.sock
+        if found is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(found, socket.SHUT_RDWR)
 
 
 def _signatures(lines: list[str], what: str) -> list[NoteSignature]:
