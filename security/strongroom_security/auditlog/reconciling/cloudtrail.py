@@ -187,7 +187,7 @@ def _object_calls(event: Mapping[str, Any], name: str, source: str) -> list[Acce
 
 
 def _object(event: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The object's bucket and key. The request may name an access point, where the resources name a bucket."""
+    """The object's bucket and key; a request may name an access point where the resources name a bucket."""
     bucket, key = _value(asked.get("bucketName")), _value(asked.get("key"))
     listed = event.get("resources")
     arns = [_value(each.get("ARN")) for each in listed or () if isinstance(each, dict)]
