@@ -103,7 +103,7 @@ def _print(console: Console, uri: str, found: VerifiedLog) -> None:
     if totals.salvaged_segments:
         console.print(
             line(
-                ("salvaged ", "dim"),
+                ("salvaged ", "yellow"),
                 f"{words.count(totals.salvaged_events, 'event')} in "
                 f"{words.count(totals.salvaged_segments, 'segment')} are vouched for by who closed them for "
                 "a dead writer, and by nobody else",
@@ -116,5 +116,7 @@ def _print(console: Console, uri: str, found: VerifiedLog) -> None:
     elif unproven:
         how_many = f"{unproven:,} of {words.count(totals.events, 'event')} are unproven: not in the tree"
         console.print(line(("nothing is wrong in what can be seen; ", "green"), (how_many, "yellow")))
+    elif totals.salvaged_segments:
+        console.print(line(("nothing is wrong in what can be seen, by the word of who salvaged", "green")))
     else:
         console.print(line(("the log is as it was written", "green")))

@@ -22,10 +22,12 @@ from log_making import (
     VOUCHER,
     act,
     actor,
+    certificate,
     edit,
     key_of,
     keys_in,
     pristine,
+    put,
     sequence,
 )
 
@@ -33,7 +35,7 @@ from strongroom import Checkpointer
 from strongroom.stores.local import LocalStore
 from strongroom_cli.main import main
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog.segments import SegmentChain
+from strongroom_security.auditlog.segments import SegmentChain, closed_for, read_segment
 
 HOSTILE = "evil\x1b[31m\x07[red]\r\n\u202e=cmd()"
 
@@ -122,6 +124,44 @@ def test_tampering_is_told_with_its_exact_place_and_status_1(
     assert done.status == 1
     (found,) = [each for each in done.json["findings"] if each["gravity"] == "tampered"]
     assert (found["segment"], found["line"], found["event"]) == (key, 3, f"{ANN}-6")
+
+
+def test_what_was_salvaged_is_counted_apart(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    key = keys_in(sink)[-1]
+    left = pristine()[key].rstrip(b"\n").rpartition(b"\n")[0] + b"\n"
+    by = key_of("d" * 32, None, 9)
+    put(sink, key, closed_for(read_segment(key, left), by, certificate(by), TIME_MS))
+    sequence(sink)
+    signer = public_key(tmp_path / "audit.pub")
+    named = ("--sink", f"dir:{tmp_path / 'log'}", "--signer", signer, "--log-key", str(LOG_KEY.key))
+    done = audit("verify", *named)
+    assert done.status == 0
+    assert "2 events in 1 segment are vouched for by who closed them for a dead writer" in done.out
+    assert "the log is as it was written" not in done.out
+    totals = audit("verify", *named, "--json").json["totals"]
+    assert (totals["salvaged_segments"], totals["salvaged_events"]) == (1, 2)
+
+
+def test_a_log_whose_key_is_named_has_a_tree(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    done = audit("verify", "--sink", f"dir:{tmp_path / 'log'}", "--log-key", LOG_KEY.key)
+    assert done.status == 1
+    assert "sequence it first (strongroom audit sequence)" in " ".join(done.out.split())
+
+
+def test_the_sequencer_knows_by_a_signer_whose_a_writers_id_is(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    squatter = SegmentChain(key_of(ANN, RUN, 77))
+    data = squatter.open(time_ms=TIME_MS - 3_600_000, certificate=None) + squatter.close(time_ms=TIME_MS)
+    sink.put(squatter.key, data)
+    assert audit("keygen", "--to", tmp_path / "log.pem", "--origin", "example.com/audit").status == 0
+    command = ("sequence", "--sink", f"dir:{tmp_path / 'log'}", "--key", f"file:{tmp_path / 'log.pem'}")
+    command += ("--origin", "example.com/audit", "--state", str(tmp_path / "state"), "--json")
+    done = audit(*command, "--signer", public_key(tmp_path / "audit.pub"))
+    assert done.status == 1
+    assert [each["key"] for each in done.json["refused"]] == [squatter.key]
+    assert done.json["segments"] == 5
+    assert done.json["unwitnessed"] == []
 
 
 def test_a_writer_by_another_signer_is_refused(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
