@@ -134,7 +134,7 @@ def _about_another_run(seq: int, prev: str) -> dict[str, Any]:
     return event(seq, prev, run=OTHER_RUN)
 
 
-HOSTILE = {
+HOSTILE: dict[Line, ProblemKind] = {
     _like_an_opening: ProblemKind.MALFORMED,
     _victims_opening: ProblemKind.MALFORMED,
     _of_another_kind: ProblemKind.MALFORMED,
@@ -185,8 +185,8 @@ def test_an_event_is_checked_as_quickly_and_just_as_strictly() -> None:
         for reads in (check_event, recorded_of):
             with pytest.raises(FormatError):
                 reads(value, "it")
-    for name, wrong in (("byte_range", [None, None]), ("job", []), ("details", None), ("path", 1)):
-        value = {**whole, "strongroom": {**whole["strongroom"], name: wrong}}
+    for name, bad in (("byte_range", [None, None]), ("job", []), ("details", None), ("path", 1)):
+        value = {**whole, "strongroom": {**whole["strongroom"], name: bad}}
         with pytest.raises(FormatError):
             check_event(value, "it")
 
@@ -299,6 +299,14 @@ def test_of_two_that_claim_a_writers_id_the_certified_one_has_it_where_a_signer_
     assert [each.key for each in sequence(sink).refused] == [VICTIM_KEY]
 
 
+def test_of_two_that_claim_a_writers_id_the_uncertified_one_is_told_before_any_sequencing() -> None:
+    key, data = _uncertified(replace(MALLORY, writer=ANN))
+    assert places(look(sink_with({key: data, **VICTIM}, has_tree=False))) == {
+        (key, 1, FindingKind.UNCERTIFIED),
+        (key, 1, FindingKind.DUPLICATE),
+    }
+
+
 def _uncertified(by: WriterKey) -> tuple[str, bytes]:
     chain = SegmentChain(by)
     lines = [chain.open(time_ms=TIME_MS - HOUR_MS, certificate=None), chain.close(time_ms=TIME_MS)]
@@ -346,3 +354,9 @@ def test_a_planned_segment_that_is_lost_for_good_has_a_way_out_that_is_told() ->
         sink.put(name, whole)
     with pytest.raises(IntegrityError, match=r"lost for good.*another log with a key, an origin and a state"):
         sequence(sink)
+
+
+def test_a_writers_key_of_small_order_by_which_anybody_signs_is_none() -> None:
+    value = canonical.decode(VICTIM_LINES[0], "the line", BOUNDS)
+    with pytest.raises(FormatError, match="small order"):
+        Open.from_json({**value, "key": "AQ" + "A" * 41 + "="}, "it")

@@ -146,12 +146,13 @@ def read_proof(data: bytes, log: LogKeys, what: str) -> tuple[Mapping[str, Any],
 
 def _segment_of(sink: Store, event: EventId) -> tuple[str, int] | None:
     """The segment that a line stands in, and its place there from 0."""
+    listed = list_segments(sink).segments
     keys = [
         (parts[3], key)
-        for key in list_segments(sink).segments
+        for key in listed
         if (parts := parse_segment_key(key)) is not None and parts[2] == event.writer
     ]
-    for key, data in read_segments(sink, [key for _, key in sorted(keys)]):
+    for key, data in read_segments(sink, [key for _, key in sorted(keys)], listed):
         if isinstance(data, str):
             continue
         try:

@@ -313,7 +313,7 @@ class Verifier:
         before: Summary | None = None
         for segment in segments:
             if before is not None and segment.number == before.number:
-                other, this = (segment, before) if self._is_held(segment) else (before, segment)
+                other, this = (segment, before) if self._is_rather(segment, before) else (before, segment)
                 self._at(
                     this,
                     FindingKind.DUPLICATE,
@@ -340,6 +340,17 @@ class Verifier:
                     line=before.lines,
                 )
             )
+
+    def _is_rather(self, segment: Summary, before: Summary) -> bool:
+        """Whether of two segments of one number the second is the writer's: the tree has it, or a signer."""
+        held = (self._is_held(segment), self._is_held(before))
+        return held[0] if held[0] != held[1] else self._is_certified(segment) > self._is_certified(before)
+
+    def _is_certified(self, segment: Summary) -> bool:
+        opened = segment.opened
+        if opened is None:
+            return False
+        return self._vouchers.of(opened.certificate, opened.certified()) is Voucher.TRUSTED
 
     def _is_held(self, segment: Summary) -> bool:
         """Whether the tree holds it, just as it stands."""
