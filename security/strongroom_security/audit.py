@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -144,8 +144,28 @@ class Audit:
                 role=None if role is None else role.name,
                 session_of=_own if role is None else role.session,
                 asks_aws=asks_aws or is_kept_by_aws or self.sink[: len(_S3)] == _S3,
+                same=self._same(vouches, role, asks_aws),
             )
         )
+
+    def _same(self, signer: Signer | None, role: ActAs | None, asks_aws: bool) -> Hashable | None:
+        """What another policy has in common with this one, in a process where both record as one; None: none has.
+
+        A policy is loaded by whoever is given its path, each time: each would have threads and a chain of its own.
+        """
+        from strongroom_security.signers.file import FileSigner
+
+        if self._store is not None:
+            return None
+        vouches = signer.public_key.id if isinstance(signer, FileSigner) else signer
+        acts_as = None if role is None else (role.name, role.save, role.restore)
+        here = [self.sink, self.credentials, self.spool, self.spool_bytes, self.seal_s, self.seal_events]
+        same = (*here, self.intent_s, self.also, vouches, acts_as, asks_aws)
+        try:
+            hash(same)
+        except TypeError:
+            return None  # a signer of somebody's own
+        return same
 
     def open_sink(self) -> Store:
         """The store that the log is in, by the credentials that this section names.
@@ -190,7 +210,7 @@ def _sink(sink: object, base: Path) -> tuple[str, Store | None]:
 
     if isinstance(sink, str):
         if sink[: len(_DIR)] == _DIR and sink != _DIR and "\0" not in sink:
-            return (base / sink[len(_DIR) :]).as_uri(), None
+            return Path(os.path.abspath(base / sink[len(_DIR) :])).as_uri(), None
         if sink[: len(_S3)].lower() == _S3:
             try:
                 return Location.parse(sink).uri, None

@@ -126,7 +126,7 @@ class Actors:
         self._identities: dict[Duty, str] = {}
         self._keys: dict[Duty, str] = {}
         self._looked_at = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come in between
         self._has_looked: dict[Duty, threading.Event] = {}
         self._has_name = threading.Event()
         self._begin(self._find_name)

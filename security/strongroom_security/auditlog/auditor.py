@@ -1,8 +1,9 @@
 """Fills the core's seam: acts go into the log beside the program; what reads waits for the sink, what writes
 never does.
 
-It owns which process records: a forked child begins anew, and only once it records something; the end of a
-program is the end of its record. What a process does with an act is `recording`'s.
+It owns which process records: a forked child begins anew, and only once it records something; auditors that were
+told the same share one record, which ends when they are all gone; the end of a program is the end of its record.
+What a process does with an act is `recording`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -46,6 +47,11 @@ class LogAuditor:
         self._process: Recording | None = None
         self._unrecorded: deque[tuple[int, Act]] = deque(maxlen=_MAX_UNRECORDED)
 
+    @property
+    def sink(self) -> str:
+        """See `strongroom.auditing.Sinking.sink`."""
+        return self.settings.sink
+
     def record(self, act: Act) -> None:
         """See `strongroom.auditing.Auditor.record`."""
         try:
@@ -68,16 +74,30 @@ class LogAuditor:
             ) from error
 
     def secure(self, *, within_s: float) -> None:
-        """See `strongroom.auditing.Auditor.secure`."""
+        """See `strongroom.auditing.Auditor.secure`. What is in no safe hands by then is told, and holds nothing up."""
         process = self._process
-        if process is not None and process.is_here:
-            process.secure(time.monotonic() + within_s)
+        if process is None or not process.is_here:
+            return
+        left = process.secure(time.monotonic() + within_s)
+        if left:
+            _LOG.warning(
+                "%d events of the audit log are neither in %s nor on stable storage here (%s), and what they are "
+                "about goes on: they are lost if this machine fails before that is over",
+                left,
+                self.settings.sink,
+                process.state().error or "they took too long",
+            )
 
     def close(self, *, within_s: float) -> None:
         """See `strongroom.auditing.Auditor.close`. It is done at the end of the program, too."""
         process, self._process = self._process, None
-        if process is not None and process.is_here:
-            process.close(time.monotonic() + within_s)
+        if process is None or not process.is_here:
+            return
+        until = time.monotonic() + within_s
+        if process.let_go(self):
+            process.close(until)
+        else:
+            process.secure(until)  # others go on with it
 
     def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
         """See `strongroom.auditing.Knowing.knows`."""
@@ -89,9 +109,14 @@ class LogAuditor:
         found = process.state() if process is not None and process.is_here else AuditState()
         return replace(found, lost=found.lost + sum(pid == os.getpid() for pid, _ in self._unrecorded))
 
-    def salvage(self) -> Salvaged:
-        """Send what dead processes left here for this sink; on this thread, however long it takes."""
-        return self._with(lambda process: process.salvage())
+    def salvage(self, *, of_any_host: bool = False) -> Salvaged:
+        """Send what dead processes left here for this sink; on this thread, however long it takes.
+
+        Args:
+            of_any_host: in a spool that machines share, take what others have left in the last 24 hours, too:
+                their processes have to be dead.
+        """
+        return self._with(lambda process: process.salvage(of_any_host=of_any_host))
 
     def _with(self, work: Callable[[Recording], _T]) -> _T:
         while True:
@@ -118,8 +143,9 @@ class LogAuditor:
         with _STATE.lock:
             process = self._process
             if process is None or not process.is_here:
-                process = self._process = Recording(self.settings, then=_STATE.live.discard)
-                _STATE.live.add(process)
+                process = _STATE.recording(self.settings)
+                process.hold(self)
+                self._process = process
                 while self._unrecorded:
                     pid, lost = self._unrecorded.popleft()
                     if pid == os.getpid():  # a fork has the list of what its parent lost
@@ -132,9 +158,26 @@ class _State:
     """Of this process: which auditors live, and who may make another."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.live: set[Recording] = set()
+        self.shared: dict[Hashable, Recording] = {}
         self.is_registered = False
+
+    def recording(self, settings: Settings) -> Recording:
+        """The record of whoever was told the same, if there is one; else a new one."""
+        same = settings.same
+        found = None if same is None else self.shared.get(same)
+        if found is None or not found.is_here or not found.is_open:
+            found = Recording(settings, then=self._forget)
+            self.live.add(found)
+            if same is not None:
+                self.shared[same] = found
+        return found
+
+    def _forget(self, recording: Recording) -> None:
+        self.live.discard(recording)
+        for same in [same for same, each in list(self.shared.items()) if each is recording]:
+            self.shared.pop(same, None)
 
 
 _STATE = _State()
@@ -143,8 +186,9 @@ _STATE = _State()
 def _forget_after_fork() -> None:
     live = list(_STATE.live)
     # Whoever held the lock is not in the child.
-    _STATE.lock = threading.Lock()
+    _STATE.lock = threading.RLock()
     _STATE.live = set()
+    _STATE.shared = {}
     _STATE.is_registered = False
     for process in live:
         process.disown()

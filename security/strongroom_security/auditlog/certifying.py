@@ -56,6 +56,8 @@ class Certifying:
     ) -> None:
         self.certificate: Certificate | None = None
         self.error: StrongroomError | None = None
+        self.is_pointless = False
+        """Whether its writer needs it no more."""
         self.is_needed: Final = signer is not None
         self._then = then
         self._wait = wait
@@ -90,6 +92,10 @@ class Certifying:
             began = time.monotonic()
             self._ask(self._signer)
             self._then()
-            if not self.is_lacking or self._wait(max(0.0, pause_s - (time.monotonic() - began))):
+            if (
+                not self.is_lacking
+                or self.is_pointless
+                or self._wait(max(0.0, pause_s - (time.monotonic() - began)))
+            ):
                 return
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)

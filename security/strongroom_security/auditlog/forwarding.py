@@ -5,6 +5,7 @@ They go from a thread of their own. What these receivers lose is not lost: the l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -14,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import count
+from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from strongroom.auditing import Outcome
@@ -210,46 +213,55 @@ class Forwarding:
 
 
 class _Way:
-    """To one receiver: a dead one must not keep the others from hearing."""
+    """To one receiver: a dead one must not keep the others from hearing.
+
+    What it shares with whoever puts lines in are queues that a signal's handler may come in between of.
+    """
 
     def __init__(self, receiver: Receiver, pause_s: float) -> None:
         self._receiver = receiver
         self._pause_s = pause_s
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[bytes] = deque(maxlen=_WAITING)
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._taken = count(1)
+        self._put = 0
+        self._begun: dict[str, threading.Thread] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._handed_on = 0
         self._lost = 0
         self._is_down = False
 
     def put(self, line: bytes) -> None:
-        with self._changed:
-            if len(self._lines) >= _WAITING:
-                self._lines.popleft()
-                self._lost += 1
-            self._lines.append(line)
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="strongroom-audit-also", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:
-                    self._thread = None  # the program is ending
+        self._lines.append(line)  # the oldest goes where it is full
+        self._put = next(self._taken)
+        self._bell.put(None)
+        if not self._begun:
+            thread = threading.Thread(target=self._run, name="strongroom-audit-also", daemon=True)
+            # Two that begin it at once, or a program that is ending: the one that is entered goes on.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
 
     def drain(self, within_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._lines or self._is_down, within_s)
+            self._changed.wait_for(lambda: self._is_down or not self._lines, within_s)
 
     def _run(self) -> None:
+        this = threading.current_thread()
+        if self._begun.setdefault("it", this) is not this:
+            return
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._lines))
-                line, lost = self._lines[0], self._lost
+            if not self._lines:
+                self._bell.get()
+                continue
+            line, lost = self._lines[0], self._lost
             problem = self._send(line)
             with self._changed:
                 if problem is None or not isinstance(problem, OSError):
-                    if self._lines and self._lines[0] is line:
-                        self._lines.popleft()
-                    self._lost -= lost
+                    with contextlib.suppress(IndexError):
+                        if self._lines[0] is line:
+                            self._lines.popleft()
+                    self._handed_on += 1
+                self._lost = max(0, self._put - self._handed_on - len(self._lines))
                 was_down, self._is_down = self._is_down, problem is not None
                 self._changed.notify_all()
             if problem is not None and not was_down:
@@ -260,6 +272,7 @@ class _Way:
                 )
             elif problem is None and lost:
                 _LOG.warning("%d audit events never reached %s", lost, self._receiver.name)
+                self._handed_on += lost
             if isinstance(problem, OSError):
                 threading.Event().wait(self._pause_s)
 

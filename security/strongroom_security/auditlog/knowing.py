@@ -48,7 +48,7 @@ class Known:
     def __init__(self, open_sink: Callable[[], Store], *, within_s: float = _LOOK_S) -> None:
         self._open_sink = open_sink
         self._within_s = within_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._own: set[tuple[str, str]] = set()
         self._looks: dict[str, _Look] = {}
 

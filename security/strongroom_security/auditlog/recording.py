@@ -2,59 +2,69 @@
 its segments are sealed, sent, or given up.
 
 Two threads serve all writers of the process: one seals segments and sees them to stable storage here, one
-sends them. How a line is written is `writing`'s to say, what a dead process left is `salvage`'s.
+sends them. How a line is written is `writing`'s to say, what comes of a try to send `delivering`'s, what a dead
+process left `salvage`'s. A signal's handler may record, and may raise, wherever it comes in between: locks are
+entered by ``with`` and may be entered again, and what wakes the threads is a queue.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NoReturn, TypeVar
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NoReturn, TypeVar
 
-from strongroom.auditing import Act, Action, Outcome, Phase
+from strongroom.auditing import Act
 from strongroom.errors import AuditError, FormatError, StrongroomError
 from strongroom.layout import CheckpointName
 from strongroom.manifest import check_run_id
-from strongroom.stores.base import Store
 from strongroom_security.auditlog.actors import Actors
 from strongroom_security.auditlog.certifying import Certifying
+from strongroom_security.auditlog.delivering import Delivery
+from strongroom_security.auditlog.events import Actor
 from strongroom_security.auditlog.forwarding import Forwarding, receiver_of
 from strongroom_security.auditlog.knowing import Known
-from strongroom_security.auditlog.salvage import Event, Salvaged, Salvager, missing_events, recorded_again
-from strongroom_security.auditlog.segments import WriterKey, read_segment
-from strongroom_security.auditlog.sending import Pace, Teller
+from strongroom_security.auditlog.losing import Losses
+from strongroom_security.auditlog.renewing import Renewing
+from strongroom_security.auditlog.salvage import Event, Salvaged, Salvager
+from strongroom_security.auditlog.segments import WriterKey
+from strongroom_security.auditlog.sending import Teller
 from strongroom_security.auditlog.settings import AuditState, Settings
-from strongroom_security.auditlog.spool import find_spool
-from strongroom_security.auditlog.uploading import upload
-from strongroom_security.auditlog.writing import RunWriter, Segment, WriterEndedError
+from strongroom_security.auditlog.spool import WriterFolder, find_spool
+from strongroom_security.auditlog.writing import BusyError, RunWriter, Segment, WriterEndedError
 
 __all__ = ["Recording", "about"]
 
 _LOG: Final = logging.getLogger("strongroom")
 _T = TypeVar("_T")
 
-_UPLOAD_S: Final = 60.0
 _IDLE_S: Final = 60.0
 _SPOOL_AGAIN_S: Final = 1.0
+_LOOK_S: Final = 0.25
 _IDENTITY_S: Final = 10.0
 _SALVAGE_EVERY_S: Final = 900.0
 _SALVAGE_AGAIN_S: Final = 60.0
 _FAILED_FOLDERS: Final = 3
 """After which the sink is taken to be away, and not just closed to some run's segments."""
-_NO_OPERATION: Final = "0" * 16
-_ANY_ROOM: Final = sys.maxsize
+_MANY_WRITERS: Final = 16
+"""More than so many runs at once have those ended that were idle longest."""
+_IDLE_WRITER_S: Final = 1.0
+_UNHELD_S: Final = 10.0
+"""After which the record of auditors ends that are all gone."""
+_MAX_ASIDE: Final = 10_000
 
 
 class Recording:
-    """An auditor in one process; used by all of its threads, and by no fork of it.
+    """What auditors of the same settings record in one process; used by all its threads, and by no fork of it.
 
     Args:
-        settings: what the auditor was told.
+        settings: what the auditors were told.
         then: called once it was closed and everything is in the sink.
     """
 
@@ -62,22 +72,21 @@ class Recording:
         self._settings = settings
         self._then = then
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._writers: dict[str | None, RunWriter] = {}
         self._ended: list[RunWriter] = []
-        self._paces: dict[str, Pace] = {}
-        self._waiting: Counter[str | None] = Counter()
-        self._lost: Counter[tuple[str | None, str]] = Counter()
-        self._all_lost = 0
-        self._failures = 0
-        self._failed_tries = 0
-        self._error: str | None = None
+        self._holders: set[weakref.ref[Any]] = set()
+        self._unheld_s: float | None = None
+        self._waiting: dict[object, str | None] = {}
+        self._aside: deque[tuple[Act, Actor, int]] = deque()
+        self._losses = Losses()
         self._is_closing = False
         self._stop = threading.Event()
-        self._has_work = False
-        self._has_threads = False
+        self._threads: dict[str, threading.Thread] = {}
         self._salvage_s = 0.0 if settings.salvages else float("inf")
-        self._store: Store | None = None
+        self._salvaging: set[WriterFolder] = set()
         self._known = Known(settings.open_sink)
         self._actors = Actors(
             role=settings.role,
@@ -87,37 +96,39 @@ class Recording:
         )
         self._forwarding = Forwarding([receiver_of(text) for text in settings.also])
         self._spool = find_spool(settings.spool, settings.sink)
-        self._sink_teller = Teller(
-            f"the audit log's sink {settings.sink} takes nothing; events wait here",
-            f"the audit log's sink {settings.sink} takes events again",
+        self._delivery = Delivery(settings, self._changed, self._lock, is_urgent=self._is_waited_for)
+        self._renewing = Renewing(
+            actors=self._actors,
+            losses=self._losses,
+            writer_of=self._any_writer,
+            retire=self._retire,
+            is_closing=lambda: self._is_closing,
         )
         self._spool_teller = Teller(
             "the audit log's spool takes nothing; events wait in memory, and are lost with this process",
             "the audit log's spool takes events again",
         )
-        self._lost_teller = Teller("the audit log has no room left for", "the audit log has room again")
 
     @property
     def is_here(self) -> bool:
         """Whether this is its process, and not a fork of it."""
         return self._pid == os.getpid()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes events."""
+        return not self._is_closing
+
     # ---------------------------------------------------------------------------------------------- recording
 
     def record(self, act: Act) -> None:
-        added = self._append(act)
-        if added is None:
-            self._lose(act)
-            return
-        self._known.note(act)
-        segment, line = added
-        self._forwarding.put(line[:-1])
-        if segment.events == 1 or segment.is_closed:
-            self._wake()
+        with contextlib.suppress(BusyError):  # it was put aside
+            if not self._record(act, self._actors.of(act)):
+                self.lose(act)
 
     def lose(self, act: Act) -> None:
-        """Count what could not be recorded for a reason that nobody foresaw; it is told in the log later."""
-        self._lose(act)
+        """Count what could not be recorded, for whatever reason; it is told in the log later."""
+        self._losses.add(_usable(act.run), act.action.value)
         self._wake()
 
     def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
@@ -126,7 +137,7 @@ class Recording:
     def intend(self, act: Act, until: float) -> None:
         writer = self._writer(act.run)
         if writer.certifying.is_lacking:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: not writer.certifying.is_lacking, until - time.monotonic())
             if writer.certifying.is_lacking:
                 self.record(act)  # that it was tried
@@ -135,31 +146,43 @@ class Recording:
         within_s = min(_IDENTITY_S, max(0.0, (until - time.monotonic()) / 2))
         self._actors.wait_for_identity(act, within_s)
         actor = self._actors.of(act)
-        writer, added = self._with(act.run, lambda each: each.append_alone(act, actor, room=self._room()))
+        try:
+            writer, added = self._with(act.run, lambda each: each.append_alone(act, actor, room=self._room()))
+        except BusyError:
+            self._refuse(act, "a signal's handler does it, which came in between an event's recording")
         if added is None:
-            self._lose(act)
-            self._refuse(act, f"neither the spool nor memory has room for it ({self._error or 'no error'})")
+            self.lose(act)
+            self._refuse(
+                act, f"neither the spool nor memory has room for it ({self._delivery.error or 'no error'})"
+            )
         segment, line = added
         self._forwarding.put(line[:-1])
-        with self._changed:
-            self._waiting[writer.key.run] += 1
-            self._pace(writer).hurry()
-            self._has_work = True
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(
-                    lambda: segment.is_settled or segment.is_lost, until - time.monotonic()
-                )
-            finally:
-                self._waiting[writer.key.run] -= 1
+        self._wait_for(writer, segment, until)
         if segment.is_lost:
             self._refuse(act, "somebody removed it from the spool")
         if not segment.is_settled:
             self._refuse(
                 act,
                 f"the sink {self._settings.sink} did not take it within {self._settings.intent_s:g} s "
-                f"({self._error or 'it did not answer'})",
+                f"({self._delivery.error or 'it did not answer'})",
             )
+
+    def _wait_for(self, writer: RunWriter, segment: Segment, until: float) -> None:
+        waits = object()
+        try:
+            self._waiting[waits] = writer.key.run
+            with self._lock:
+                self._delivery.pace(writer).hurry()
+                self._wake()
+                self._changed.notify_all()
+                self._changed.wait_for(
+                    lambda: segment.is_settled or segment.is_lost, until - time.monotonic()
+                )
+        finally:
+            self._waiting.pop(waits, None)
+
+    def _is_waited_for(self, run: str | None) -> bool:
+        return run in list(self._waiting.values())
 
     def _refuse(self, act: Act, why: str) -> NoReturn:
         raise AuditError(
@@ -167,9 +190,37 @@ class Recording:
             f"be reached and that this identity may create objects under segments/ there, then do it again"
         )
 
-    def _append(self, act: Act) -> tuple[Segment, bytes] | None:
-        actor = self._actors.of(act)
-        return self._with(act.run, lambda writer: writer.append(act, actor, room=self._room()))[1]
+    def _record(self, act: Act, actor: Actor, time_ms: int | None = None) -> bool:
+        """Record an act, as of some time; whether there was room."""
+        writer, added = self._with(
+            act.run, lambda each: each.append(act, actor, time_ms=time_ms, room=self._room())
+        )
+        if added is None:
+            return False
+        self._known.note(act)
+        segment, line = added
+        self._forwarding.put(line[:-1])
+        if segment.events == 1 or segment.is_closed or writer.has_backlog:
+            self._wake()
+        return True
+
+    def _put_aside(self, act: Act, actor: Actor, time_ms: int) -> None:
+        """Keep an act that a signal's handler, or an exception out of one, came in between of."""
+        if len(self._aside) >= _MAX_ASIDE:
+            self.lose(act)
+            return
+        self._aside.append((act, actor, time_ms))
+        self._wake()
+
+    def _take_up(self) -> None:
+        while self._aside:
+            try:
+                act, actor, time_ms = self._aside.popleft()
+            except IndexError:
+                return
+            with contextlib.suppress(BusyError):
+                if not self._record(act, actor, time_ms):
+                    self.lose(act)
 
     def _with(self, run: str | None, work: Callable[[RunWriter], _T]) -> tuple[RunWriter, _T]:
         """What comes of something with the writer of a run, whoever that is by then."""
@@ -185,89 +236,97 @@ class Recording:
         writer = self._writers.get(run)
         if writer is not None and not writer.has_ended:
             return writer
-        with self._changed:
-            writer = self._writers.get(run)
-            if writer is not None and not writer.has_ended:
-                return writer
-            if self._is_closing:
-                raise WriterEndedError
-            writer = self._writers[run] = self._new_writer(run)
-            self._start()
-            return writer
+        with self._lock:
+            while True:
+                if self._is_closing:
+                    raise WriterEndedError
+                writer = self._writers.get(run)
+                if writer is None:
+                    # A handler that comes in between makes one as well: the first is everybody's.
+                    fresh = self._new_writer(run)
+                    writer = self._writers.setdefault(run, fresh)
+                    if writer is not fresh:
+                        fresh.certifying.is_pointless = True
+                    self._start()
+                if not writer.has_ended:
+                    return writer
+                self._retire(writer)
+
+    def _any_writer(self, run: str | None) -> RunWriter:
+        try:
+            return self._writer(run)
+        except WriterEndedError:
+            # This process is being closed, and still has something to say.
+            with self._lock:
+                fresh = self._new_writer(_usable(run))
+                self._ended.append(fresh)
+            return fresh
 
     def _new_writer(self, run: str | None) -> RunWriter:
         drawn, private = self._settings.draw()
         key = WriterKey(writer=drawn, run=run, private=private, host=self._actors.host, pid=self._pid)
         return RunWriter(
             key,
-            certifying=Certifying(self._settings.signer, key, then=self._wake, wait=self._stop.wait),
+            certifying=Certifying(self._settings.signer, key, then=self._tell, wait=self._stop.wait),
             spool=self._spool,
             seal_events=self._settings.seal_events,
             now_ms=self._settings.now_ms,
+            aside=self._put_aside,
         )
+
+    def _retire(self, writer: RunWriter) -> None:
+        """Take a writer that has ended, or is to end, from those in use; what it has is sent all the same."""
+        with self._lock:
+            if writer not in self._ended:
+                self._ended.append(writer)
+            if self._writers.get(writer.key.run) is writer:
+                del self._writers[writer.key.run]
 
     def _room(self) -> int:
         return self._settings.spool_bytes - sum(each.pending_bytes for each in self._all_writers())
 
     def _all_writers(self) -> list[RunWriter]:
-        return [*self._ended, *self._writers.copy().values()]
-
-    def _lose(self, act: Act) -> None:
-        with self._changed:
-            self._lost[_usable(act.run), act.action.value] += 1
-            self._all_lost += 1
-        self._lost_teller.failing(f"{act.action.value}; what is lost is counted, and told in the log later")
+        return list(dict.fromkeys([*self._ended, *self._writers.copy().values()]))
 
     def _tell_what_was_lost(self) -> None:
         """Record the gap, as soon as there is room for that."""
-        if not self._lost or self._is_closing or self._room() <= 0:
+        if not self._losses or self._is_closing or self._room() <= 0:
             return
-        with self._changed:
-            lost, self._lost = self._lost, Counter()
-        for run in dict.fromkeys(run for run, _ in lost):
-            kinds = {f"lost_{action}": count for (each, action), count in lost.items() if each == run}
-            act = Act(
-                action=Action.AUDIT,
-                phase=Phase.OBSERVED,
-                outcome=Outcome.FAILURE,
-                operation=_NO_OPERATION,
-                run=run,
-                reason=f"{sum(kinds.values())} events were lost: no room, a spool removed, or a failure",
-                details={"lost_events": sum(kinds.values()), **kinds},
-            )
-            try:
-                added = self._append(act)
-            except Exception as error:  # noqa: BLE001 - of whatever kind: what was lost stays counted
-                _LOG.debug("what was lost of the audit log cannot be told yet: %s", error)
-                added = None
-            if added is None:
-                with self._changed:
-                    self._lost += Counter({key: count for key, count in lost.items() if key[0] == run})
-                return
-            self._forwarding.put(added[1][:-1])
-        self._lost_teller.working()
+        untold = self._losses.take()
+        try:
+            while untold and self._record(untold[0], self._actors.of(untold[0])):
+                del untold[0]
+        except Exception as error:  # noqa: BLE001 - of whatever kind: what was lost stays counted
+            _LOG.debug("what was lost of the audit log cannot be told yet: %s", error)
+        for act in untold:
+            self._losses.again(act)
+        if not untold:
+            self._losses.told()
 
     # ------------------------------------------------------------------------------------------------ waiting
 
-    def secure(self, until: float) -> None:
+    def secure(self, until: float) -> int:
+        """See what is recorded to the sink, or to stable storage here; how many events are at neither."""
+        self._take_up()
         for writer in list(self._writers.values()):
             writer.seal()
-        self._wait_for_all(until)
+        return self._wait_for_all(until, despairs=True)
 
     def close(self, until: float) -> None:
-        if self._lost:
+        self._take_up()
+        if self._losses:
             # What goes into the sink makes the room in which to say that something was lost.
             self.secure(time.monotonic() + max(0.0, (until - time.monotonic()) / 2))
         self._tell_what_was_lost()
-        with self._changed:
+        with self._lock:
             self._is_closing = True
             writers = list(self._writers.values())
             self._changed.wait_for(
                 lambda: not any(each.certifying.is_on_its_way for each in writers),
                 max(0.0, (until - time.monotonic()) / 2),
             )
-            self._ended += writers
-            self._writers.clear()
+            for writer in writers:
+                self._retire(writer)
         for writer in writers:
             writer.seal(is_last=True)
         self._wait_for_all(until)
@@ -278,63 +337,118 @@ class Recording:
     def _end(self) -> None:
         """Nothing is left to do, and the threads end."""
         self._stop.set()
-        self._wake()
+        self._tell()
         self._then(self)
 
-    def _wait_for_all(self, until: float) -> None:
-        """Return once the sink has what is sealed; or once it failed again, and local storage has it."""
+    def _wait_for_all(self, until: float, *, despairs: bool = False) -> int:
+        """Return once the sink has what is sealed; or once it failed again, or hangs, and local storage has it.
+
+        Args:
+            despairs: return as well once neither will have it for now.
+
+        Returns:
+            how many events are at neither.
+        """
         segments = [segment for writer in self._all_writers() for segment in writer.sealed()]
         if not segments:
-            return
-        with self._changed:
-            tries = self._failed_tries
-            for writer in self._all_writers():
-                self._pace(writer).hurry()
-            self._has_work = True
+            return 0
+        delivery = self._delivery
+        tries = delivery.failed_tries
+
+        def left() -> list[Segment]:
+            return [each for each in segments if not each.is_settled and not each.is_lost]
+
+        def is_enough() -> bool:
+            if not left():
+                return True
+            if delivery.failed_tries <= tries and not delivery.is_hanging:
+                return False
+            return all(each.is_synced for each in left()) or (despairs and self._spool_error() is not None)
+
+        with self._lock:
+            delivery.hurry(self._all_writers())
+            self._wake()
             self._changed.notify_all()
+            while not is_enough():
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, _LOOK_S))
+        return sum(each.events for each in left() if not each.is_synced)
 
-            def is_safe() -> bool:
-                left = [each for each in segments if not each.is_settled and not each.is_lost]
-                return not left or (self._failed_tries > tries and all(each.is_synced for each in left))
-
-            self._changed.wait_for(is_safe, max(0.0, until - time.monotonic()))
+    def _spool_error(self) -> str | None:
+        """Why the spool takes nothing."""
+        if self._spool is None:
+            return "there is no spool"
+        return next((each.spool_error for each in self._all_writers() if each.spool_error is not None), None)
 
     def state(self) -> AuditState:
         writers = self._all_writers()
         oldest = [since for since in (each.oldest_s for each in writers) if since is not None]
-        spool_error = next((each.spool_error for each in writers if each.spool_error is not None), None)
+        spool_error = None if self._spool is None else self._spool_error()
         return AuditState(
             pending_events=sum(each.pending_events for each in writers),
             pending_bytes=sum(each.pending_bytes for each in writers),
             oldest_s=max(0.0, time.monotonic() - min(oldest)) if oldest else 0.0,
-            failures=self._failures,
-            error=self._error or spool_error,
-            lost=self._all_lost,
+            failures=self._delivery.failures,
+            error=self._delivery.error or spool_error,
+            lost=self._losses.total,
         )
+
+    # --------------------------------------------------------------------------------------------- whose it is
+
+    def hold(self, holder: object) -> None:
+        """Count an auditor among those that use it, for as long as it lives."""
+        self._holders.add(weakref.ref(holder, self._let_go))
+
+    def let_go(self, holder: object) -> bool:
+        """An auditor is done with it; whether nobody else is left."""
+        self._let_go(weakref.ref(holder))
+        return not self._holders
+
+    def _let_go(self, reference: weakref.ref[Any]) -> None:
+        self._holders = {
+            each
+            for each in list(self._holders)
+            if each is not reference and each() is not None and each() is not reference()
+        }
+        self._bell.put(None)
 
     # ------------------------------------------------------------------------------------- beside the program
 
     def _wake(self) -> None:
-        with self._changed:
-            self._has_work = True
+        self._bell.put(None)
+        if len(self._threads) < len(self._works()):
+            self._start()
+
+    def _tell(self) -> None:
+        with self._lock:
             self._changed.notify_all()
+        self._bell.put(None)
+
+    def _works(self) -> dict[str, Callable[[], None]]:
+        return {"strongroom-audit-keep": self._keep, "strongroom-audit-send": self._send}
 
     def _start(self) -> None:
-        if self._has_threads:
-            return
-        self._has_threads = True
-        for name, work in (("strongroom-audit-keep", self._keep), ("strongroom-audit-send", self._send)):
-            try:
-                threading.Thread(target=work, name=name, daemon=True).start()
-            except RuntimeError:
-                return  # the program is ending: the next start sends what it leaves
+        for name, work in self._works().items():
+            if name not in self._threads and not self._stop.is_set():
+                try:
+                    threading.Thread(target=self._run, args=(name, work), name=name, daemon=True).start()
+                except RuntimeError:
+                    return  # the program is ending: the next start sends what it leaves
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        this = threading.current_thread()
+        if self._threads.setdefault(name, this) is this:  # two may be started, and one works
+            work()
 
     def _keep(self) -> None:
         """Seal what is due, and see it to stable storage; until the process is closed."""
         while not self._stop.is_set():
-            with self._changed:
-                self._changed.wait_for(lambda: self._has_work or self._stop.is_set(), self._next_due_s())
-                self._has_work = False
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=self._next_due_s())
+                while True:
+                    self._bell.get_nowait()
             try:
                 self._keep_once()
             except Exception as error:  # noqa: BLE001 - this thread must not die of one writer's trouble
@@ -343,8 +457,10 @@ class Recording:
 
     def _keep_once(self) -> None:
         now = time.monotonic()
+        self._take_up()
         self._tell_what_was_lost()
         self._actors.refresh()
+        self._end_idle_writers(now)
         for writer in self._all_writers():
             current = writer.current
             if current is not None and current.events and current.recorded_s + self._settings.seal_s <= now:
@@ -352,201 +468,126 @@ class Recording:
             writer.flush()
             for segment in writer.sealed():
                 writer.sync(segment)
-            if not self._is_closing:
+            if not self._is_closing and not writer.has_ended:
                 writer.open_next()
-            if writer.spool_error is not None and self._spool is not None:
-                self._spool_teller.failing(writer.spool_error)
-            else:
-                self._spool_teller.working()
-        with self._changed:
+        error = None if self._spool is None else self._spool_error()
+        if error is not None:
+            self._spool_teller.failing(error)
+        else:
+            self._spool_teller.working()
+        with self._lock:
             self._changed.notify_all()
+        self._end_if_unheld(now)
+
+    def _end_idle_writers(self, now: float) -> None:
+        """Have files, and what goes over all writers, for the runs of today, and not for all that ever were."""
+        writers = sorted(self._writers.copy().values(), key=lambda each: each.used_s)
+        for writer in writers[: max(0, len(writers) - _MANY_WRITERS)]:
+            if writer.used_s + _IDLE_WRITER_S < now and not writer.certifying.is_on_its_way:
+                self._retire(writer)
+                writer.seal(is_last=True)
+
+    def _end_if_unheld(self, now: float) -> None:
+        if self._holders or self._is_closing:
+            self._unheld_s = None
+            return
+        if self._unheld_s is None:
+            self._unheld_s = now
+        if now - self._unheld_s < _UNHELD_S:
+            return
+        with self._lock:
+            self._is_closing = True
+            writers = list(self._writers.values())
+            for writer in writers:
+                self._retire(writer)
+        for writer in writers:
+            writer.seal(is_last=True)
+        self._tell()
 
     def _next_due_s(self) -> float:
         due = _IDLE_S
+        if self._unheld_s is not None or not self._holders:
+            due = min(due, _UNHELD_S)
+        if len(self._writers) > _MANY_WRITERS:
+            due = min(due, _IDLE_WRITER_S)
         for writer in self._all_writers():
             current = writer.current
             if current is not None and current.events:
                 due = min(due, current.recorded_s + self._settings.seal_s - time.monotonic())
-            if writer.spool_error is not None or self._lost:
+            if writer.spool_error is not None or self._losses or writer.has_backlog:
                 due = min(due, _SPOOL_AGAIN_S)
         return max(0.0, due)
 
     def _send(self) -> None:
         """Send what is sealed, oldest first, and what dead processes left; until the process is closed."""
         while not self._stop.is_set():
-            with self._changed:
-                found = self._next_to_send()
-                if found is None and self._salvage_s > time.monotonic():
-                    self._changed.wait(self._next_try_s())
-                    continue
-            if found is not None:
-                self._send_one(*found)
-                continue
-            done = self.salvage()
-            pause_s = _SALVAGE_AGAIN_S if done.left or done.error else _SALVAGE_EVERY_S
-            self._salvage_s = time.monotonic() + pause_s
+            try:
+                self._send_once()
+            except Exception as error:  # noqa: BLE001 - nor must this one, of anybody's sink
+                _LOG.error("the audit log's sending failed, and goes on: %s: %s", type(error).__name__, error)
+                self._stop.wait(_SPOOL_AGAIN_S)
+
+    def _send_once(self) -> None:
+        with self._lock:
+            found = self._next_to_send()
+            if found is None and self._salvage_s > time.monotonic():
+                self._changed.wait(self._next_try_s())
+                return
+        if found is not None:
+            ended = self._delivery.send(*found)
+            if ended is not None:
+                self._renewing.begin_anew(found[0], *ended)
+                self._tell()
+            return
+        done = self.salvage()
+        pause_s = _SALVAGE_AGAIN_S if done.left or done.error else _SALVAGE_EVERY_S
+        self._salvage_s = time.monotonic() + pause_s
 
     def _next_to_send(self) -> tuple[RunWriter, Segment] | None:
         now = time.monotonic()
         # Whoever waits to read goes first; of one writer the oldest always does.
-        for writer in sorted(self._all_writers(), key=lambda each: -self._waiting[each.key.run]):
-            if self._pace(writer).next_s <= now:
+        for writer in sorted(self._all_writers(), key=lambda each: not self._is_waited_for(each.key.run)):
+            if self._delivery.pace(writer).next_s <= now:
                 for segment in writer.sealed()[:1]:
                     if segment.instead is None:
                         return writer, segment
-        self._ended = [each for each in self._ended if not each.is_done]
-        if self._is_closing and not self._ended:
+        for writer in [each for each in self._ended if each.is_done]:
+            self._ended.remove(writer)
+            self._delivery.forget(writer)
+            writer.certifying.is_pointless = True
+            writer.release()
+        if self._is_closing and not self._ended and not self._stop.is_set():
             self._end()
         return None
 
     def _next_try_s(self) -> float:
         now = time.monotonic()
-        due = [self._pace(each).next_s - now for each in self._all_writers() if each.sealed()]
+        due = [self._delivery.pace(each).next_s - now for each in self._all_writers() if each.sealed()]
         return max(0.0, min([_IDLE_S, self._salvage_s - now, *due]))
-
-    def _pace(self, writer: RunWriter) -> Pace:
-        return self._paces.setdefault(writer.key.writer, Pace())
-
-    def _send_one(self, writer: RunWriter, segment: Segment) -> None:
-        pace = self._pace(writer)
-        is_urgent = self._waiting[writer.key.run] > 0
-        try:
-            writer.sync(segment)
-            try:
-                data = writer.content(segment)
-            except FileNotFoundError as error:
-                self._begin_anew(writer, b"", f"its spool was removed ({error.filename})")
-                return
-            found = self._put(segment.key, data, is_urgent=is_urgent)
-            if found is None:
-                writer.accepted(segment)
-            else:
-                # A copy of this machine's memory, or of its spool.
-                self._begin_anew(writer, found, "another process writes under its id")
-        except Exception as error:  # noqa: BLE001 - a sink is anybody's code, and this thread must not die of it
-            self._store = (
-                None  # a folder's store refuses for good after a failed fsync; a new one looks again
-            )
-            with self._changed:
-                pace.failed(in_a_hurry=self._waiting[writer.key.run] > 0)
-                self._failures += 1
-                self._failed_tries += 1
-                self._error = f"{type(error).__name__}: {error}"[:500]
-                self._changed.notify_all()
-            self._sink_teller.failing(self._error)
-            return
-        with self._changed:
-            pace.succeeded()
-            self._failures, self._error = 0, None
-            self._changed.notify_all()
-        self._sink_teller.working()
-
-    def _put(self, key: str, data: bytes, *, is_urgent: bool) -> bytes | None:
-        store = self._store
-        if store is None:
-            store = self._store = self._settings.open_sink()
-        return upload(store, key, data, within_s=self._settings.intent_s if is_urgent else _UPLOAD_S)
-
-    # ----------------------------------------------------------------------------------------- another id
-
-    def _begin_anew(self, writer: RunWriter, found: bytes, why: str) -> None:
-        """Go on under another id, and record again what did not get into the sink under this one.
-
-        Args:
-            found: what stands there in the place of the first segment that did not.
-            why: the id cannot be used any more.
-        """
-        left = writer.give_up()
-        with self._changed:
-            if self._writers.get(writer.key.run) is writer:
-                del self._writers[writer.key.run]
-            self._ended.append(writer)
-        missing: list[tuple[Segment, Sequence[Event]]] = []
-        for segment in left:
-            try:
-                data = writer.content(segment)
-            except FileNotFoundError:
-                writer.replaced(segment, None, is_lost=True)
-                with self._changed:
-                    self._lost[writer.key.run, "removed"] += segment.events
-                    self._all_lost += segment.events
-            else:
-                missing.append((segment, missing_events(read_segment(segment.key, data), found)))
-        all_missing = [event for _, events in missing for event in events]
-        _LOG.warning(
-            "the audit log's writer %s ends: %s; of %d events that were not sent, %d are recorded again",
-            writer.key.writer,
-            why,
-            sum(segment.events for segment in left),
-            len(all_missing),
-        )
-        last: Segment | None = None
-        # At the end of a program a new writer would say that, and nothing else.
-        if all_missing or not self._is_closing:
-            last = self._record_again(writer.key.run, writer.key.writer, all_missing, why=why)
-        for segment, events in missing:
-            writer.replaced(segment, last if events else None)
-        writer.release()
-        self._wake()
-
-    def _record_again(
-        self, run: str | None, writer: str, events: Iterable[Event], *, why: str
-    ) -> Segment | None:
-        """Record events again under a writer of this process; the last segment that they stand in."""
-        again = list(events)
-        act = Act(
-            action=Action.AUDIT,
-            phase=Phase.OBSERVED,
-            outcome=Outcome.FAILURE,
-            operation=_NO_OPERATION,
-            run=run,
-            reason=f"the writer {writer} is no more: {why}; {len(again)} events are recorded again",
-            details={"ended_writer": writer, "events_again": len(again)},
-        )
-        try:
-            fresh = self._writer(run)
-        except WriterEndedError:
-            # This process is being closed, and still has something to say.
-            with self._changed:
-                fresh = self._new_writer(_usable(run))
-                self._ended.append(fresh)
-        fresh.append(act, self._actors.of(act), room=_ANY_ROOM)
-        for event in again:
-            try:
-                act, actor, time_ms = recorded_again(event)
-            except (FormatError, ValueError) as error:
-                _LOG.error("an event of the log's writer %s cannot be recorded again: %s", writer, error)
-                continue
-            if fresh.append(act, actor, time_ms=time_ms, room=_ANY_ROOM) is None:
-                self._lose(act)
-        fresh.seal(is_last=self._is_closing)
-        fresh.flush()
-        sealed = fresh.sealed()
-        for segment in sealed:
-            fresh.sync(segment)
-        return sealed[-1] if sealed else None
 
     # ------------------------------------------------------------------------------------------------ salvage
 
-    def salvage(self) -> Salvaged:
+    def salvage(self, *, of_any_host: bool = False) -> Salvaged:
         """Send what dead processes left."""
         done, failed = Salvaged(), 0
         if self._spool is None:
             return done
         salvager: Salvager | None = None
-        for folder in self._spool.orphans():
+        for folder in self._spool.orphans(of_any_host=of_any_host):
+            self._salvaging.add(folder)
             try:
                 if salvager is None:
                     salvager = self._salvager()
                 if salvager.by.writer == folder.writer:
                     continue
                 done += salvager.take(folder)
-            except (StrongroomError, OSError, ValueError) as error:
-                done += Salvaged(error=f"{type(error).__name__}: {error}", left=1)
             except WriterEndedError:
                 return done
+            except Exception as error:  # noqa: BLE001 - a sink is anybody's code
+                done += Salvaged(error=f"{type(error).__name__}: {error}", left=1)
             finally:
                 folder.release()
+                self._salvaging.discard(folder)
             failed += done.error is not None
             if failed > _FAILED_FOLDERS or self._stop.is_set():
                 break
@@ -555,22 +596,23 @@ class Recording:
     def _salvager(self) -> Salvager:
         writer = self._writer(None)
         if writer.certifying.is_lacking:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: not writer.certifying.is_lacking, _IDENTITY_S)
         if writer.certifying.is_lacking:
             raise AuditError(f"nobody vouches for who salvages: {writer.certifying.error}")
         return Salvager(
             by=writer.key,
             certificate=writer.certifying.certificate,
-            send=lambda key, data: self._put(key, data, is_urgent=False),
+            send=self._delivery.put,
             record=self.record,
             again=self._again,
             now_ms=self._settings.now_ms,
-            may_go_on=lambda: not self._stop.is_set() and not any(self._waiting.values()),
+            may_go_on=lambda: not self._stop.is_set() and not self._waiting,
         )
 
     def _again(self, run: str | None, writer: str, events: list[Event]) -> None:
-        self._record_again(run, writer, events, why="another process wrote under its id")
+        self._renewing.record_again(run, writer, events, why="its segment cannot stand under its id")
+        self._tell()
 
     # --------------------------------------------------------------------------------------------------- ends
 
@@ -578,6 +620,8 @@ class Recording:
         """After a fork, in the child: nothing here is the child's."""
         for writer in self._all_writers():
             writer.disown()
+        for folder in list(self._salvaging):
+            folder.disown()
 
 
 def _usable(run: str | None) -> str | None:

@@ -1,12 +1,14 @@
 """What dead processes left in the spool, on its way into the log all the same.
 
 A segment that was closed is sent as it is. One that was not is closed for its writer, by the key of whoever
-found it; where its last line ends in the middle that is told. Two who salvage at once never have the same
+found it; where its last line ends in the middle that is told. One whose opening line is damaged goes nowhere under
+its writer's id: what can be read of it is recorded again, and the file is kept aside. Two who salvage at once never have the same
 folder, and what one sent and could not clear away the next one finds in the sink, and clears.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from strongroom_security.auditlog.events import Actor, recorded_of
 from strongroom_security.auditlog.lines import Certificate, segment_key
 from strongroom_security.auditlog.segments import SegmentReading, WriterKey, closed_for, hour_of, read_segment
 from strongroom_security.auditlog.spool import WriterFolder
+from strongroom_security.auditlog.writing import WriterEndedError
 
 __all__ = ["Again", "Salvaged", "Salvager", "missing_events", "recorded_again"]
 
@@ -93,8 +96,12 @@ class Salvager:
                     return done + Salvaged(left=left)
                 try:
                     done += self._take_one(folder, number, is_closed=is_closed)
+                except WriterEndedError:
+                    raise
                 except (StrongroomError, OSError) as error:
                     return done + Salvaged(left=left, error=str(error))
+                except Exception as error:  # noqa: BLE001 - a sink is anybody's code
+                    return done + Salvaged(left=left, error=f"{type(error).__name__}: {error}")
         except OSError as error:
             return done + Salvaged(error=str(error))
         finally:
@@ -105,6 +112,8 @@ class Salvager:
         data = folder.read(number, is_closed=is_closed)
         reading = _read(folder.writer, number, data)
         if reading is None:
+            if b"\n" in data:
+                return self._take_apart(folder, number, data, is_closed=is_closed)
             # Not even its first line is whole: no event was recorded in it.
             if data:
                 self._tell(None, folder.writer, number, events=0, torn=len(data), problem="it never began")
@@ -129,6 +138,25 @@ class Salvager:
             )
         folder.remove(number)
         return Salvaged(segments=1, events=len(reading.events()), torn=1 if torn else 0)
+
+    def _take_apart(self, folder: WriterFolder, number: int, data: bytes, *, is_closed: bool) -> Salvaged:
+        """Record again what can be read of a segment that does not say which one it is."""
+        of_runs: dict[str | None, list[Event]] = {}
+        count = 0
+        for line in data.split(b"\n"):
+            event = _event(line)
+            if event is not None:
+                of_runs.setdefault(recorded_of(event, "an event in the spool").run, []).append(event)
+                count += 1
+        for run, events in of_runs.items():
+            self.again(run, folder.writer, events)
+        folder.put_aside(number, is_closed=is_closed)
+        problem = (
+            "its opening line is damaged: what can be read is recorded again, and the file is kept aside"
+        )
+        for run in of_runs or [None]:
+            self._tell(run, folder.writer, number, events=count, torn=0, problem=problem)
+        return Salvaged(events=count)
 
     def _recover(self, reading: SegmentReading, found: bytes) -> None:
         missing = missing_events(reading, found)
@@ -179,6 +207,16 @@ def _read(writer: str, number: int, data: bytes) -> SegmentReading | None:
     if opened is None or opened.writer != writer or opened.segment != number:
         return None
     return read_segment(segment_key(opened.run, hour_of(opened.time), writer, number), data)
+
+
+def _event(line: bytes) -> Event | None:
+    """A line as an event; None: it is none."""
+    try:
+        value = json.loads(line)
+        recorded_again(value)
+    except (FormatError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def missing_events(reading: SegmentReading, found: bytes) -> list[Event]:

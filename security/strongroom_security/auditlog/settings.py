@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,7 @@ class Settings:
         now_ms: the clock that events are told by.
         draw: a new writer's id and key.
         salvages: whether what dead processes left is sent beside the program.
+        same: what auditors have in common that share one record in a process; None: it is shared with nobody.
     """
 
     sink: str
@@ -73,6 +74,7 @@ class Settings:
     now_ms: Callable[[], int] = _now_ms
     draw: Callable[[], tuple[str, Ed25519PrivateKey]] = _draw
     salvages: bool = True
+    same: Hashable | None = None
 
     def __post_init__(self) -> None:
         for text in self.also:

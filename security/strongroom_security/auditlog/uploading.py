@@ -10,11 +10,15 @@ from strongroom_security.auditlog.segments import MAX_SEGMENT_BYTES
 __all__ = ["upload"]
 
 
-def upload(store: Store, key: str, data: bytes, *, within_s: float) -> bytes | None:
+def upload(store: Store, key: str, data: bytes, *, within_s: float, may_stand: bool) -> bytes | None:
     """Put a segment into the sink; what stands in its place if that is something else, and None if not.
 
-    Where something stands that this identity may not read, it is taken for ours: the answer to an earlier try
-    was lost. The key holds the id of a writer, which was drawn from 2**128.
+    Where something stands that this identity may not read, it is taken for ours only if it may be: if an
+    earlier try was sent and had no answer. Else somebody who saw the writer's id was here first, and what
+    stands there counts as nothing of ours.
+
+    Args:
+        may_stand: an earlier try to send these bytes ended without an answer.
 
     Raises:
         StrongroomError: the sink did not take it, or nothing says whether it did; try again.
@@ -24,7 +28,7 @@ def upload(store: Store, key: str, data: bytes, *, within_s: float) -> bytes | N
     try:
         found = store.read(key, limit_bytes=MAX_SEGMENT_BYTES)
     except AccessDeniedError:
-        return None
+        return None if may_stand else b""
     except FormatError:
         return b""  # longer than any segment: something else
     if not found and data:
