@@ -18,6 +18,7 @@ from strongroom.auditing import (
     Knowing,
     Outcome,
     Phase,
+    listed,
     new_operation,
     outcome_of_kind,
 )
@@ -40,13 +41,12 @@ from strongroom.events import (
 )
 from strongroom.layout import CheckpointName
 from strongroom.manifest import Commit
+from strongroom.reasons import reason_in
 
 __all__ = ["MAX_OBSERVED", "ActSink", "act_of", "observed", "outcome_named", "reconcile"]
 
 MAX_OBSERVED: Final = 1_000
 """Commits of earlier launches that are told of one by one when a launch begins."""
-
-_REASON_CHARS: Final = 2_000
 
 
 def act_of(event: Event, root: str) -> Act | None:
@@ -71,7 +71,7 @@ def _ms(seconds: float) -> int:
 
 
 def _launch(event: LaunchClaimed, root: str) -> Act:
-    details: dict[str, Detail] = {"launch": event.launch}
+    details: dict[str, Detail] = {"launch": event.launch, **listed("kms_request_id", event.requests)}
     if event.parent_step is not None:
         details["parent_step"] = event.parent_step
     return _done(Action.LAUNCH, event, root, details=details)
@@ -100,8 +100,7 @@ def _committed(event: CheckpointCommitted, root: str) -> Act:
         "manifest": event.manifest_digest,
         "size_bytes": event.size_bytes,
     }
-    if event.requests:
-        details["kms_request_id"] = ",".join(event.requests)
+    details |= listed("kms_request_id", event.requests)
     return _done(Action.SAVE, event, root, checkpoint=_name(event), operation=event.attempt, details=details)
 
 
@@ -159,7 +158,7 @@ def _removing(event: RemovalStarted, root: str) -> Act:
         run=event.run or None,
         checkpoint=_name_in(event.folder),
         path=_path_in(event.folder),
-        reason=event.reason[:_REASON_CHARS],
+        reason=reason_in(event.reason),
     )
 
 
@@ -207,6 +206,7 @@ def _replicated(event: CheckpointReplicated, root: str) -> Act:
         event,
         root,
         checkpoint=_name(event),
+        operation=event.operation or None,
         details={
             "lag_ms": _ms(event.lag_s),
             "pending": event.pending,
@@ -223,6 +223,7 @@ def _unreplicated(event: ReplicationFailed, root: str) -> Act:
         event,
         root,
         checkpoint=_name(event),
+        operation=event.operation or None,
         outcome=outcome_named(event.error),
         reason=event.reason,
         details={
@@ -255,7 +256,7 @@ def _done(
         run=event.run or None,
         checkpoint=checkpoint,
         path=path,
-        reason=None if reason is None else reason[:_REASON_CHARS],
+        reason=None if reason is None else reason_in(reason),
         details=details or {},
     )
 

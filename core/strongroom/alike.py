@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from strongroom.auditing import record_of
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.messages import Message
@@ -13,7 +14,7 @@ from strongroom.ranks import name_ranks
 if TYPE_CHECKING:
     from strongroom.config import Policy
 
-__all__ = ["check_alike", "check_same_demands", "given"]
+__all__ = ["check_alike", "check_same_demands", "check_same_record", "given"]
 
 _ADVICE = "give every rank the same digest= and the same policy"
 
@@ -24,6 +25,7 @@ def given(algorithm: DigestAlgorithm, policy: Policy | None) -> dict[str, Any]:
     signing = policy.signing if policy is not None else None
     return {
         "digest": algorithm,
+        "record": record_of(policy.auditor) if policy is not None else "",
         "sealing": sealing.fingerprint if sealing is not None else "",
         "signing": signing.fingerprint if signing is not None else "",
     }
@@ -33,13 +35,15 @@ def check_alike(said: Sequence[Message]) -> None:
     """On the coordinator: hold what the ranks were given against each other.
 
     Raises:
-        ConfigError: some compute another digest, seal for somebody else, or would sign by another key than
-            rank 0, which alone signs. A rank that is given no key to sign by is fine.
+        ConfigError: some compute another digest, seal for somebody else, have what they do put on record
+            elsewhere, or would sign by another key than rank 0, which alone signs. A rank that is given no
+            key to sign by is fine.
     """
     for member, words in (
         ("digest", _digest_words),
         ("sealing", _sealing_words),
         ("signing", _signing_words),
+        ("record", _record_words),
     ):
         found = [message.members[member] for message in said]
         odd = [
@@ -66,6 +70,20 @@ def check_same_demands(demands: Sequence[str]) -> None:
         )
 
 
+def check_same_record(records: Sequence[str]) -> None:
+    """On the coordinator, which hands out keys: hold where ranks have what they read put on record.
+
+    Raises:
+        ConfigError: a rank would read what is on record nowhere, or elsewhere than what rank 0 reads.
+    """
+    odd = [rank for rank, record in enumerate(records) if record != records[0]]
+    if odd:
+        raise ConfigError(
+            f"rank 0 {_record_words(records[0])} and {name_ranks(odd)} {_record_words(records[odd[0]])}: "
+            "what each rank reads has to be on record; give every rank the same policy"
+        )
+
+
 def _digest_words(digest: str) -> str:
     return f"computes {digest} digests"
 
@@ -78,5 +96,5 @@ def _signing_words(fingerprint: str) -> str:
     return f"signs by the key {fingerprint}" if fingerprint else "does not sign"
 
 
-_WORDS = {"digest": _digest_words, "sealing": _sealing_words, "signing": _signing_words}
-"""How a sentence puts what a rank was given."""
+def _record_words(record: str) -> str:
+    return f"puts what it does on record in {record}" if record else "puts nothing on record"

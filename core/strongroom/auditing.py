@@ -13,25 +13,29 @@ Two rules hold for all that reads and all that writes:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from urllib.parse import unquote
 
 from strongroom.errors import (
     AccessDeniedError,
     AuditError,
+    ConfigError,
     NoKeyError,
     RollbackError,
     UnsealedError,
     UntrustedError,
 )
 from strongroom.layout import CheckpointName
+from strongroom.reasons import reason_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,18 +50,24 @@ __all__ = [
     "Knowing",
     "Outcome",
     "Phase",
+    "Sinking",
     "accepted_operation",
+    "check_apart_from_sink",
+    "listed",
     "new_operation",
     "outcome_of",
     "outcome_of_kind",
     "reason_of",
+    "record_of",
+    "unlisted",
 ]
 
 Detail = str | int | bool
 
 _OPERATION_BYTES: Final = 8
-_REASON_CHARS: Final = 2_000
-"""Of an error's text: lists of names can be long, and a log's line is bounded."""
+_FILE: Final = "file://"
+_DETAIL_CHARS: Final = 512
+"""Of one detail, as far as the log keeps it."""
 
 
 class Action(enum.Enum):
@@ -139,7 +149,7 @@ class Act:
         path: the file of the checkpoint that it is about, as stored; None: the checkpoint as a whole.
         byte_range: of the file, as its first byte and the one after its last.
         operation: 16 hex digits that join the records of one activity.
-        details: what else is known, by names of ``[a-z_]``: sizes in bytes, times in seconds, counts.
+        details: what else is known, by names of ``[a-z0-9_]``: sizes in bytes, times in seconds, counts.
     """
 
     action: Action
@@ -192,6 +202,15 @@ class Knowing(Protocol):
 
     def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
         """Whether a checkpoint's commit is on record; None: it cannot be told."""
+
+
+@runtime_checkable
+class Sinking(Protocol):
+    """An auditor that can say where its record goes."""
+
+    @property
+    def sink(self) -> str:
+        """The URI of the store that the log is in."""
 
 
 class _NoAuditor:
@@ -253,7 +272,7 @@ class Activity:
         self._checkpoint = checkpoint
         self._details: dict[str, Detail] = dict(details or {})
         self._has_ended = False
-        self._accepted: set[tuple[int, str | None, CheckpointName | None]] = set()
+        self._accepted: set[tuple[int, str, str | None, CheckpointName | None]] = set()
 
     @property
     def has_ended(self) -> bool:
@@ -286,7 +305,7 @@ class Activity:
     ) -> None:
         """Put on record that a checkpoint is about to be read; return once that was accepted.
 
-        What was accepted before, for a checkpoint as a whole, is not said again.
+        What was accepted before, for a checkpoint as a whole at the same root, is not said again.
 
         Args:
             checkpoint: None: the run as a whole, or whatever the activity is about.
@@ -298,7 +317,8 @@ class Activity:
         self.about(run=run, checkpoint=checkpoint)
         if not self._auditor.is_on:
             return
-        accepted = (os.getpid(), run, checkpoint)
+        where = self._root if root is None else root
+        accepted = (os.getpid(), where, run, checkpoint)
         if accepted in self._accepted and path is None and byte_range is None:
             return
         self._auditor.intend(
@@ -307,7 +327,7 @@ class Activity:
                 phase=Phase.INTENDED,
                 outcome=Outcome.UNKNOWN,
                 operation=self.operation,
-                root=self._root if root is None else root,
+                root=where,
                 run=run,
                 checkpoint=checkpoint,
                 path=path,
@@ -319,8 +339,12 @@ class Activity:
         _OPEN.add(self)
 
     def may_read(self, auditor: Auditor, run: str, checkpoint: CheckpointName) -> bool:
-        """Whether it said that it reads a checkpoint, and that was accepted, in this very process."""
-        return self._auditor is auditor and (os.getpid(), run, checkpoint) in self._accepted
+        """Whether it said that it reads a checkpoint, and that was accepted, in this very process.
+
+        At whatever root: what is read of one tier is taken from another where it is damaged.
+        """
+        said = (os.getpid(), run, checkpoint)
+        return self._auditor is auditor and said in {(pid, *what) for pid, _, *what in set(self._accepted)}
 
     def tell(
         self,
@@ -346,7 +370,7 @@ class Activity:
                 checkpoint=checkpoint,
                 path=path,
                 byte_range=byte_range,
-                reason=None if reason is None else reason[:_REASON_CHARS],
+                reason=None if reason is None else reason_in(reason),
                 details=dict(details or {}),
             )
         )
@@ -357,7 +381,7 @@ class Activity:
 
     def conclude(self, outcome: Outcome, reason: str) -> None:
         """Record that it came to an end that is no success, though nothing was raised."""
-        self._end(outcome, reason[:_REASON_CHARS])
+        self._end(outcome, reason_in(reason))
 
     def fail(self, error: BaseException) -> None:
         """Record that it ended by an error."""
@@ -460,9 +484,68 @@ def outcome_of_kind(kind: type[BaseException]) -> Outcome:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's text, as far as a record holds it; of any error, whatever its text does."""
+    """An error's text, as a record holds it; of any error, whatever its text does."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - an error of somebody else's code
         text = ""
-    return (text or type(error).__name__)[:_REASON_CHARS]
+    return reason_in(text or type(error).__name__)
+
+
+def record_of(auditor: Auditor) -> str:
+    """Tells where what is done goes on record: the same on every rank of a job; empty: nowhere."""
+    if not auditor.is_on:
+        return ""
+    return auditor.sink if isinstance(auditor, Sinking) else "an auditor of its own"
+
+
+def check_apart_from_sink(auditor: Auditor, roots: Iterable[str]) -> None:
+    """Raise ConfigError where the log lies in a root: whoever may remove a run there could remove its record.
+
+    Args:
+        roots: URIs or paths: a run's root, and its further tiers.
+    """
+    if not isinstance(auditor, Sinking):
+        return
+    sink = _folder(auditor.sink)
+    for root in roots:
+        if sink.startswith(_folder(root)):
+            raise ConfigError(
+                f"the audit log's sink {auditor.sink} is the root {root}, or lies inside it: whoever writes "
+                "or removes checkpoints there could change the record of it; give the log a place of its own "
+                "(sink in [audit])"
+            )
+
+
+def _folder(uri: str) -> str:
+    is_file = uri[: len(_FILE)].lower() == _FILE
+    if is_file or "://" not in uri:
+        path = unquote(uri[len(_FILE) :]) if is_file else uri
+        # As one folder may be written in several ways; of what is none, who opens it says so.
+        with contextlib.suppress(OSError, ValueError):
+            path = os.path.realpath(path)
+        return os.path.join(path, "")
+    scheme, _, place = uri.partition("://")
+    return f"{scheme.lower()}://{place.rstrip('/')}/"
+
+
+def listed(name: str, values: Iterable[str]) -> dict[str, Detail]:
+    """Many short texts as details: joined by commas, ``name``, ``name_2`` and so on, as each has room."""
+    rows: list[str] = []
+    for value in values:
+        if rows and len(rows[-1]) + 1 + len(value) <= _DETAIL_CHARS:
+            rows[-1] = f"{rows[-1]},{value}"
+        else:
+            rows.append(value)
+    return {name if number == 1 else f"{name}_{number}": row for number, row in enumerate(rows, start=1)}
+
+
+def unlisted(name: str, details: Mapping[str, object]) -> list[str]:
+    """What `listed` was given, of an event's details."""
+    found: list[str] = []
+    number, key = 1, name
+    while isinstance(row := details.get(key), str):
+        found += [value.strip() for value in row.split(",") if value.strip()]
+        number += 1
+        key = f"{name}_{number}"
+    return found

@@ -32,7 +32,7 @@ from strongroom.arguments import (
     check_told,
     selection_of,
 )
-from strongroom.auditing import NO_AUDIT, Action, Activity, reason_of
+from strongroom.auditing import NO_AUDIT, Action, Activity, Outcome, check_apart_from_sink, reason_of
 from strongroom.budget import check_budget
 from strongroom.catalog import Checkpoint, History
 from strongroom.config import (
@@ -163,15 +163,17 @@ def _alone(
     @functools.wraps(method)
     def guarded(self: Checkpointer, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if self._is_busy:
-            raise ConfigError(
+            raise self._turned_away(
+                method.__name__,
                 f"{method.__name__} was called while another save or restore of this Checkpointer is under "
                 "way, from a signal handler or another thread; let a handler set a flag that the training "
-                "loop looks at, and call it from one thread"
+                "loop looks at, and call it from one thread",
             )
         if self._process_id != os.getpid():
-            raise ConfigError(
+            raise self._turned_away(
+                method.__name__,
                 f"this Checkpointer was made by process {self._process_id}, of which this one is a fork; "
-                "build a new one here, with a root of its own if both save"
+                "build a new one here, with a root of its own if both save",
             )
         # A flag and no lock: an interrupt can come right after a lock was taken, but not in between here.
         self._is_busy = True
@@ -307,6 +309,7 @@ class Checkpointer:
         self._one_off: OneOff | None = None
         self._timeout_s = check_seconds("timeout_s", timeout_s, at_most=MAX_DEADLINE_S)
         self._max_fallback = check_count("max_fallback", max_fallback)
+        check_apart_from_sink(self._auditor, self._tiers.uris)
         self._acts = ActSink(self._auditor, self._store.uri)
         self._emitter = Emitter((self._acts, *events) if self._auditor.is_on else events)
         if when_busy not in ("wait", "skip"):
@@ -382,6 +385,17 @@ class Checkpointer:
         self._failures = Failures(on_failure)
         self._found: History | None = None
         self._fenced: FencedError | None = None
+
+    def _turned_away(self, method: str, reason: str) -> ConfigError:
+        """What a call raises that may not even begin, once it is on record."""
+        error = ConfigError(reason)
+        if self._auditor.is_on:
+            activity = Activity(
+                self._auditor, Action(method), root=self._store.uri, run=self._run_name or None
+            )
+            activity.note(error=type(error).__name__)
+            activity.conclude(Outcome.DENIED, reason)
+        return error
 
     # ------------------------------------------------------------------------------------ save
 
@@ -705,7 +719,12 @@ class Checkpointer:
             self._replicating.begin(turn.launch.launch)
         parent_step = parent.step if parent else None
         self._emitter.emit(
-            LaunchClaimed(run=turn.launch.run, launch=turn.launch.launch, parent_step=parent_step)
+            LaunchClaimed(
+                run=turn.launch.run,
+                launch=turn.launch.launch,
+                parent_step=parent_step,
+                requests=turn.requests,
+            )
         )
         self._found = self._turns.found
         return turn

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.access import Access
-from strongroom.alike import check_same_demands
+from strongroom.alike import check_same_demands, check_same_record
 from strongroom.candidates import Candidates
 from strongroom.catalog import History
 from strongroom.errors import (
@@ -103,6 +103,7 @@ class Course:
         steps = [message.members["step"] for message in said]
         check_same_call([f"restore(step={step})" for step in steps], "looking for a checkpoint")
         check_same_demands([message.members["demands"] for message in said])
+        check_same_record([message.members["record"] for message in said])
         for number, source in enumerate(self._sources):
             seen = [message.members["roots"][number : number + 1] for message in said]
             elsewhere = [rank for rank, digest in enumerate(seen) if digest != seen[0]]

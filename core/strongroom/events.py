@@ -46,10 +46,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchClaimed(Event):
-    """A writer's turn began; ``parent_step`` is None where it took up nothing."""
+    """A writer's turn began; ``parent_step`` is None where it took up nothing.
+
+    ``requests`` are the ids of what key services were asked to sign, as their own logs have them.
+    """
 
     launch: int
     parent_step: int | None
+    requests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +182,8 @@ class CheckpointReplicated(Event):
     """A checkpoint stands on another tier, each of its files read there and found to be the same.
 
     ``lag_s`` runs from its commit on the first tier to this one; ``sent_bytes`` leaves out what an earlier
-    process had sent already; ``pending`` checkpoints still wait for this tier.
+    process had sent already; ``pending`` checkpoints still wait for this tier. ``operation`` is that by which
+    it was put on record that it would be read; empty: nobody keeps one.
     """
 
     step: int
@@ -190,13 +195,15 @@ class CheckpointReplicated(Event):
     seconds: float
     lag_s: float
     pending: int
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationFailed(Event):
     """A checkpoint could not be copied to a tier; it is tried again.
 
-    ``lag_s`` is how long the oldest checkpoint that waits for the tier has waited.
+    ``lag_s`` is how long the oldest checkpoint that waits for the tier has waited; ``operation`` as of
+    `CheckpointReplicated`.
     """
 
     step: int
@@ -208,6 +215,7 @@ class ReplicationFailed(Event):
     failures: int
     lag_s: float
     pending: int
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from strongroom import canonical, layout
-from strongroom.auditing import NO_AUDIT, Auditor
+from strongroom.auditing import NO_AUDIT, Action, Activity, Auditor, accepted_operation
 from strongroom.canonical import Bounds, Json
 from strongroom.contents import open_whole
 from strongroom.copies import first_whole
@@ -70,7 +70,8 @@ class OpenedCheckpoint:
         signers: ids of the keys whose signatures were verified; empty where nobody asked for them.
         keys: the checkpoint's keys where this process was handed them; None: it unlocks them itself
             when it first needs one.
-        auditor: has to have accepted what is read of it; whoever opened it sees to that.
+        auditor: has to have accepted what is read of it; where whoever opened it has not seen to that, the
+            first file that is read does.
     """
 
     store: Store
@@ -90,6 +91,26 @@ class OpenedCheckpoint:
     @property
     def name(self) -> CheckpointName:
         return self.manifest.name
+
+    @cached_property
+    def _is_on_record(self) -> bool:
+        """See that it is on record that something of it is read; mostly whoever opened it has said so.
+
+        Raises:
+            AuditError: it could not be put there, and nothing is read.
+        """
+        auditor, run = self.auditor, self.manifest.run
+        # Of what is sealed, its keys are not unwrapped before that is on record.
+        if (
+            auditor.is_on
+            and not self.manifest.is_sealed
+            and accepted_operation(auditor, run, self.name) is None
+        ):
+            with Activity(
+                auditor, Action.READ, root=self.store.uri, run=run, checkpoint=self.name
+            ) as activity:
+                activity.intend(run, self.name)
+        return True
 
     @cached_property
     def files(self) -> dict[str, FileRecord]:
@@ -173,6 +194,7 @@ class OpenedCheckpoint:
             StoreError: the store could not be asked.
         """
         record = self.record(path)
+        self._is_on_record  # noqa: B018 - said once, before the first of its files is read
         what = f"{path} of {self.name}"
         if record.plain_bytes > limit_bytes:
             raise FormatError(f"{what} has {record.plain_bytes} bytes; at most {limit_bytes} are read")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from strongroom import layout
 from strongroom.access import Access
-from strongroom.auditing import Action, Activity
+from strongroom.auditing import Action, Activity, record_of
 from strongroom.catalog import Checkpoint
 from strongroom.course import Course, Source
 from strongroom.digest import sha256_of
@@ -217,7 +217,12 @@ def _restore(
     def look() -> Message:
         course.step = ready()
         roots = [] if ranks.is_alone else [*map(_root_digest, sources)]
-        members = {"demands": access.fingerprint, "roots": roots, "step": course.step}
+        members = {
+            "demands": access.fingerprint,
+            "record": record_of(guard.auditor),
+            "roots": roots,
+            "step": course.step,
+        }
         return Message(members=members, pieces=access.introduce())
 
     try:

@@ -13,6 +13,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from strongroom.auditing import check_apart_from_sink
 from strongroom.stores.limited import Operation
 from strongroom.stores.open import open_store
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from strongroom.config import Policy
     from strongroom.stores.base import Store
 
-__all__ = ["Duty", "Operation", "Role", "open_root"]
+__all__ = ["Duty", "Operation", "Role", "check_root", "open_root"]
 
 
 class Duty(enum.Enum):
@@ -69,8 +70,17 @@ def open_root(root: str | os.PathLike[str] | Store, policy: Policy | None, duty:
     """The store at a root, as the policy's role opens it; without a role, as whoever runs this.
 
     Raises:
-        ConfigError: as `open_store`, or as `Role.open`.
+        ConfigError: as `open_store`, or as `Role.open`; or the policy's audit log lies in the root.
     """
+    check_root(root, policy)
     if policy is None or policy.role is None:
         return open_store(root)
     return policy.role.open(root, duty)
+
+
+def check_root(root: str | os.PathLike[str] | Store, policy: Policy | None) -> None:
+    """Raise ConfigError where the policy's audit log lies in a root; before anything is recorded there."""
+    if policy is not None:
+        where = os.fspath(root) if isinstance(root, str | os.PathLike) else getattr(root, "uri", None)
+        if where and isinstance(where, str):  # of anything else, who opens it says what is wrong
+            check_apart_from_sink(policy.auditor, [where])

@@ -27,7 +27,9 @@ __all__ = [
     "NO_GUARD",
     "Floor",
     "Guard",
+    "LaunchRequests",
     "Signing",
+    "TellingLaunchSigning",
     "TellingSigning",
     "Trust",
     "Trusted",
@@ -76,6 +78,42 @@ class TellingSigning(Protocol):
         self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float
     ) -> tuple[bytes, tuple[str, ...]]:
         """As `Signing.sign_checkpoint`, and what key services call the requests in their own logs."""
+
+
+@runtime_checkable
+class TellingLaunchSigning(Protocol):
+    """A `Signing` that can tell by which requests it had a launch signed."""
+
+    def sign_launch_and_tell(
+        self, launch: Launch, *, within_s: float
+    ) -> tuple[LaunchSignature, tuple[str, ...]]:
+        """As `Signing.sign_launch`, and what key services call the requests in their own logs."""
+
+
+class LaunchRequests:
+    """Signs by another `Signing`, and remembers by which requests launches were signed.
+
+    Attributes:
+        requests: their ids, as far as who signs tells.
+    """
+
+    def __init__(self, signing: Signing) -> None:
+        self.requests: tuple[str, ...] = ()
+        self._signing = signing
+
+    @property
+    def fingerprint(self) -> str:
+        return self._signing.fingerprint
+
+    def sign_launch(self, launch: Launch, *, within_s: float) -> LaunchSignature:
+        if not isinstance(self._signing, TellingLaunchSigning):
+            return self._signing.sign_launch(launch, within_s=within_s)
+        signature, requests = self._signing.sign_launch_and_tell(launch, within_s=within_s)
+        self.requests += requests
+        return signature
+
+    def sign_checkpoint(self, manifest: bytes, files: Sequence[FileRecord], *, within_s: float) -> bytes:
+        return self._signing.sign_checkpoint(manifest, files, within_s=within_s)
 
 
 def sign_telling(

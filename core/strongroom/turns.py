@@ -21,7 +21,7 @@ from strongroom.errors import (
 from strongroom.manifest import LAUNCH_BOUNDS, CheckpointRef, Launch, Run
 from strongroom.messages import Message
 from strongroom.ranks import Ranks, Verdict, name_ranks
-from strongroom.signing import NO_GUARD, Floor, Guard, Signing
+from strongroom.signing import NO_GUARD, Floor, Guard, LaunchRequests, Signing
 from strongroom.stores.base import Store
 from strongroom.tiers import Tiers
 from strongroom.transaction import begin_run, claim_launch
@@ -47,6 +47,8 @@ class Turn:
 
     launch: Launch
     parent: CheckpointRef | None
+    requests: tuple[str, ...] = ()
+    """By which the launch was signed, as key services call them; on the coordinator."""
 
 
 class Turns:
@@ -115,6 +117,7 @@ class Turns:
         run, stores = self._begin_run(history, now_ms)
         if history is not None and len(self._tiers.stores) > 1:
             self._bring_launches(history)
+        signing = None if self._signing is None else LaunchRequests(self._signing)
         launch = claim_launch(
             stores,
             run=run.run,
@@ -124,11 +127,12 @@ class Turns:
             number=self._launch,
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
-            signing=self._signing,
+            signing=signing,
         )
         # A number that was given is one start's, and this one's is taken now.
         self._launch = None
-        self.current = Turn(launch=launch, parent=parent)
+        requests = () if signing is None else signing.requests
+        self.current = Turn(launch=launch, parent=parent, requests=requests)
         return self.current
 
     def _look(self) -> History | None:

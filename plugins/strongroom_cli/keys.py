@@ -166,6 +166,7 @@ class _Here:
 def _list(options: argparse.Namespace, store: Store, history: History, seal: Seal | None) -> int:
     here = {} if seal is None else _here(seal)
     commits, damaged = _chosen(history, options.step)
+    _intend(options, commits)
     found = [_listed(store, commit) for commit in commits]
     found.extend(
         _Listed(name=name, is_sealed=False, problem=reason) for name, reason in sorted(damaged.items())
@@ -181,6 +182,18 @@ def _list(options: argparse.Namespace, store: Store, history: History, seal: Sea
         return 0
     _print_listed(new_console(), found, here)
     return 0
+
+
+def _intend(options: argparse.Namespace, commits: Sequence[Commit]) -> None:
+    """Put on record, before any is read, whose keyrings are looked at: a checkpoint's, or a run's.
+
+    Raises:
+        AuditError: it was not accepted.
+    """
+    sealed = [commit for commit in commits if commit.keyring is not None]
+    if sealed:
+        # Once for all of them: no key is unwrapped, and a run may have thousands.
+        options.activity.intend(sealed[0].run, None if options.step is None else sealed[0].name)
 
 
 def _here(seal: Seal) -> dict[str, _Here]:
@@ -283,6 +296,7 @@ def _rotate(
     change = _change(options, seal)
     commits, damaged = _chosen(history, options.step)
     if isinstance(change, RemoveRecipient):
+        _intend(options, commits)
         _check_named(change.id, store, commits)
     if isinstance(change, SetRecipients) and change.since_ms is not None and not options.dry_run:
         sys.stderr.write(f"strongroom: where this is interrupted, go on with --since {change.since_ms}\n")

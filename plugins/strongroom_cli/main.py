@@ -130,6 +130,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _carry_out(options: argparse.Namespace) -> int:
+    from strongroom.roles import check_root
     from strongroom.signing import NO_GUARD
     from strongroom_cli import auditing
 
@@ -139,6 +140,8 @@ def _carry_out(options: argparse.Namespace) -> int:
     # By every command, before anything is read: a policy that cannot be had is never passed over.
     options.policy = policy = auditing.policy_of(options)
     options.guard = policy.guard if policy is not None else NO_GUARD
+    if getattr(options, "root", None) is not None:
+        check_root(options.root, policy)
     try:
         with auditing.activity_of(options, policy) as options.activity:
             status = run(options)

@@ -13,13 +13,16 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from strongroom.auditing import listed
+
 if TYPE_CHECKING:
     from strongroom.auditing import Detail
 
 __all__ = ["Requests", "collecting", "note_opened", "note_request"]
 
-_MAX_IDS: Final = 64
-"""Kept of one activity; where ``wrap`` is direct there is one a file."""
+_MAX_CHARS: Final = 20_000
+"""Kept of the ids of one activity, as an event has room for: more than 500, as most key services call
+requests. Where ``wrap`` is direct there is one a file."""
 _ID_CHARS: Final = 128
 
 
@@ -29,14 +32,17 @@ class Requests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids: list[str] = []
+        self._chars = 0
         self._count = 0
         self._opened_by: tuple[str, str] | None = None
 
     def add(self, request_id: str) -> None:
         with self._lock:
             self._count += 1
-            if len(self._ids) < _MAX_IDS:
-                self._ids.append(request_id[:_ID_CHARS])
+            kept = request_id[:_ID_CHARS]
+            if self._chars + len(kept) < _MAX_CHARS:
+                self._ids.append(kept)
+                self._chars += len(kept) + 1
 
     def note_opened(self, recipient_id: str, kind: str) -> None:
         with self._lock:
@@ -52,9 +58,7 @@ class Requests:
     def details(self) -> dict[str, Detail]:
         """As a record has them."""
         with self._lock:
-            found: dict[str, Detail] = {}
-            if self._ids:
-                found["kms_request_id"] = ",".join(self._ids)
+            found = listed("kms_request_id", self._ids)
             if self._count > len(self._ids):
                 found["kms_requests"] = self._count
             if self._opened_by is not None:
@@ -80,7 +84,10 @@ def collecting(requests: Requests) -> Iterator[Requests]:
 def note_request(request_id: object) -> None:
     """Tell whoever collects what a service called a request that it answered."""
     requests = _HERE.get()
-    if requests is not None and isinstance(request_id, str) and request_id and request_id.isprintable():
+    if requests is None or not isinstance(request_id, str) or not request_id:
+        return
+    # A comma would part it in two.
+    if request_id.isascii() and request_id.isprintable() and "," not in request_id:
         requests.add(request_id)
 
 

@@ -73,6 +73,14 @@ class ManifestSigning:
             signature = self.sign_checkpoint(manifest, files, within_s=within_s)
         return signature, requests.ids
 
+    def sign_launch_and_tell(
+        self, launch: Launch, *, within_s: float
+    ) -> tuple[LaunchSignature, tuple[str, ...]]:
+        """As `strongroom.signing.TellingLaunchSigning.sign_launch_and_tell`."""
+        with collecting(Requests()) as requests:
+            signature = self.sign_launch(launch, within_s=within_s)
+        return signature, requests.ids
+
     def _check_key(self) -> None:
         if self._check is not None:
             self._check(self.signer)

@@ -23,7 +23,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from strongroom import Checkpointer, StrongroomError
+from strongroom import Checkpointer, ConfigError, StrongroomError
 from strongroom.dcp import StrongroomReader, StrongroomWriter
 from strongroom_cli import auditing
 from strongroom_cli.main import _parser, main
@@ -318,7 +318,9 @@ COVERED: dict[str, Case] = {
     "keys init": Case(
         "keys", says(0, "keys", "init", "new.key"), says(2, "keys", "init", "kek.key")
     ),
-    "keys list": Case("keys", says(0, "keys", "list", _ROOT), says(3, "keys", "list", _NOWHERE)),
+    "keys list": Case(
+        "keys", says(0, "keys", "list", _ROOT, "1"), says(3, "keys", "list", _NOWHERE), reads=True, about=1
+    ),
     "keys rotate": Case(
         "rotate",
         says(0, "keys", "rotate", _ROOT, "2", "--to", "file:kek.key", "--to", "file:other.key"),
@@ -540,7 +542,14 @@ def test_a_sink_that_is_out_of_reach_lets_nothing_be_read(world: World) -> None:
     text = world.toml.read_text().replace('sink = "dir:sink"', 'sink = "dir:file/sink"\nintent_s = 0.2')
     (world.folder / "file").write_text("no folder")
     world.toml.write_text(text)
-    for words in (["show"], ["verify"], ["provenance"], ["plan", "--ranks", "1"], ["keys", "rotate"]):
+    for words in (
+        ["show"],
+        ["verify"],
+        ["provenance"],
+        ["plan", "--ranks", "1"],
+        ["keys", "rotate"],
+        ["keys", "list"],
+    ):
         command, *rest = words
         verb = [rest.pop(0)] if command == "keys" else []
         assert world.cli(command, *verb, str(world.root), *rest) == 4, command
@@ -548,6 +557,38 @@ def test_a_sink_that_is_out_of_reach_lets_nothing_be_read(world: World) -> None:
     with world.checkpointer() as checkpointer:
         # Saves go on: they wait for no sink.
         assert checkpointer.save(5, state()).result(timeout_s=60).step == 5
+
+
+def test_keyrings_of_a_whole_run_are_looked_at_once_that_is_on_record(world: World) -> None:
+    assert world.cli("keys", "list", str(world.root)) == 0
+    events = world.recorded()
+    assert [(event.action, event.phase, event.run, event.step) for event in events] == [
+        ("keys", "intended", RUN, None),
+        ("keys", "finished", RUN, None),
+    ]
+
+
+@pytest.mark.parametrize("sink", ("run", "run/log", "other/../run/log", "link/log"))
+def test_a_log_within_the_root_is_refused(
+    world: World, sink: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (world.folder / "link").symlink_to(world.root)
+    world.toml.write_text(world.toml.read_text().replace('sink = "dir:sink"', f'sink = "dir:{sink}"'))
+    policy = SecurityPolicy.load(world.toml)
+    with pytest.raises(ConfigError, match=r"is the root .* or lies inside it"):
+        Checkpointer(world.root, security=policy)
+    with pytest.raises(ConfigError, match="lies inside it"):
+        Checkpointer(world.folder / "first", replicate_to=[world.root], security=policy)
+    with pytest.raises(ConfigError, match="lies inside it"):
+        StrongroomReader(world.root, security=policy)
+    with pytest.raises(ConfigError, match="lies inside it"):
+        StrongroomWriter(world.root, step=9, security=policy)
+    assert world.cli("verify", str(world.root)) == 2
+    assert "lies inside it" in capsys.readouterr().err
+    assert not (world.root / "log").exists()
+    # A log beside the root whose name begins alike is fine.
+    world.toml.write_text(world.toml.read_text().replace(f'sink = "dir:{sink}"', 'sink = "dir:run-log"'))
+    assert world.cli("verify", str(world.root)) == 0
 
 
 def test_what_is_damaged_is_on_record_with_its_reason(world: World) -> None:

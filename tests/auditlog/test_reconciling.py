@@ -199,7 +199,8 @@ def test_an_unwrap_within_a_restore_is_ours_and_any_other_went_round() -> None:
 
 def test_an_unwrap_is_known_by_its_request_whatever_the_clocks_say() -> None:
     log = Log()
-    log.tell(Action.UNWRAP, at=NOW, by=VALIDATOR, checkpoint=name(100), kms_request_id="q-1,q-2")
+    ids = {"kms_request_id": "q-0,q-1", "kms_request_id_2": "q-2"}
+    log.tell(Action.UNWRAP, at=NOW, by=VALIDATOR, checkpoint=name(100), **ids)
     assert verdict(log, unwrap(NOW + 5 * HOUR, request="q-2")) is Verdict.MATCHED
     assert verdict(log, unwrap(NOW + 5 * HOUR, request="q-3")) is Verdict.BYPASS
     assert verdict(log, unwrap(NOW, request="q-1", identity=MALLORY)) is Verdict.OTHER_IDENTITY

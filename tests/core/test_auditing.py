@@ -42,7 +42,9 @@ from strongroom.auditing import (
     Outcome,
     Phase,
     accepted_operation,
+    listed,
     outcome_of,
+    unlisted,
 )
 from strongroom.catalog import Catalog
 from strongroom.dcp import StrongroomReader, StrongroomWriter
@@ -184,6 +186,61 @@ def test_the_double_and_the_absent_auditor_are_auditors(auditor: RecordingAudito
     assert outcome_of(IntegrityError("x")) is Outcome.FAILURE
 
 
+def test_a_second_tier_is_said_again_and_the_same_one_is_not(auditor: RecordingAuditor) -> None:
+    with Activity(auditor, Action.RESTORE, root="file:///one") as activity:
+        for root in (None, "file:///one", "file:///two", "file:///two"):
+            activity.intend("r", NAME, root=root)
+        assert accepted_operation(auditor, "r", NAME) == activity.operation
+    assert [act.root for act in auditor.of(Action.RESTORE, Phase.INTENDED)] == ["file:///one", "file:///two"]
+
+
+_LINK = (
+    "https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIAIOSFODNN7EXAMPLE&X-Amz-Security-Token=IQoJtoken"
+    "&X-Amz-Signature=deadbeef"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets"),
+    (
+        (f"GET {_LINK} failed: 403", ("IQoJtoken", "deadbeef", "AKIAIOSFODNN7EXAMPLE")),
+        ("GET https://h/k?sv=2024&code=verysecret failed: 403", ("verysecret",)),
+        ("cannot connect to postgres://ann:hunter22@db/x failed: 403", ("hunter22",)),
+        ("Authorization: Bearer abcdefghijklmnop failed: 403", ("abcdefghijklmnop",)),
+    ),
+)
+def test_no_secret_in_an_errors_text_comes_to_the_record(
+    auditor: RecordingAuditor, text: str, secrets: tuple[str, ...]
+) -> None:
+    with pytest.raises(OSError, match="failed"), Activity(auditor, Action.SHOW) as activity:
+        activity.tell(Outcome.FAILURE, checkpoint=NAME, reason=text)
+        raise OSError(text)
+    Activity(auditor, Action.SHOW).conclude(Outcome.FAILURE, text)
+    told = [act.reason for act in auditor.acts]
+    for event in (
+        events.SaveFailed(**_AT, reason=text, error="OSError", failures=1),
+        events.RemovalStarted(run="r", folder=NAME.folder, root="", reason=text, operation="0" * 16),
+    ):
+        act = act_of(event, "file:///r")
+        assert act is not None
+        told.append(act.reason)
+    assert len(told) == 5
+    for reason in told:
+        assert reason is not None
+        assert not [secret for secret in secrets if secret in reason]
+        assert reason.endswith("failed: 403")
+
+
+def test_many_texts_have_room_in_several_details() -> None:
+    ids = [f"{number:08x}-1111-2222-3333-444444444444" for number in range(100)]
+    details = listed("kms_request_id", ids)
+    assert list(details)[:2] == ["kms_request_id", "kms_request_id_2"]
+    assert max(len(str(row)) for row in details.values()) <= 512
+    assert unlisted("kms_request_id", details) == ids
+    assert listed("x", []) == {}
+    assert unlisted("x", {"y": "z"}) == []
+
+
 # ---------------------------------------------------------------------------------------------- events
 
 _AT: dict[str, Any] = {"run": "r", "step": 7, "launch": 1, "attempt": NAME.attempt}
@@ -192,7 +249,12 @@ _GOOD, _BAD, _DENIED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.DENIED
 _COPIED: dict[str, Any] = {"tier": "t", "lag_s": 1.0, "pending": 0}
 
 _EVENTS: list[tuple[events.Event, str, Outcome, bool]] = [
-    (events.LaunchClaimed(run="r", launch=1, parent_step=None), "launch finished", _GOOD, False),
+    (
+        events.LaunchClaimed(run="r", launch=1, parent_step=None, requests=("a",)),
+        "launch finished",
+        _GOOD,
+        False,
+    ),
     (
         events.SaveStarted(**_AT, size_bytes=1, wait_s=0.5, stage_s=0.25),
         "save started",
@@ -671,6 +733,112 @@ def test_an_export_and_a_copy_are_on_record_before_they_read(
         replicate(store, Target(store=LocalStore(tmp_path / "further")), guard=policy.guard)
     assert not (tmp_path / "again").exists()
     assert not list((tmp_path / "further").glob("step-*"))
+
+
+def test_a_copy_beside_training_is_on_record_before_it_reads(
+    root: Path, tmp_path: Path, policy: SecurityPolicy, auditor: RecordingAuditor
+) -> None:
+    saved(root)
+    auditor.refuses = True
+    near, far = tmp_path / "near", tmp_path / "far"
+    tried: list[events.Event] = []
+
+    class Listener:
+        def emit(self, event: events.Event) -> None:
+            tried.append(event)
+
+    with Checkpointer(
+        root, security=policy, replicate_to=[near, far], accept_missing_tiers=True, events=[Listener()]
+    ) as checkpointer:
+        # Training hears nothing of it.
+        handle = checkpointer.save(2, state(2))
+        assert handle.result().step == 2
+        deadline = time.monotonic() + 30
+        while len([each for each in tried if isinstance(each, events.ReplicationFailed)]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not list(near.glob("step-*/*")) + list(far.glob("step-*/*"))
+        assert {target.last_error is not None for target in checkpointer.replication()} == {True}
+        failed = auditor.of(Action.REPLICATE)
+        assert {(act.phase, act.outcome) for act in failed} == {(Phase.FINISHED, Outcome.DENIED)}
+        assert {act.details["tier"] for act in failed} == {near.as_uri(), far.as_uri()}
+        auditor.acts.clear()
+        auditor.refuses = False
+        handle.replicated(timeout_s=60)
+        checkpointer.save(3, state(3)).replicated(timeout_s=60)
+    for tier in (near, far):
+        acts = [act for act in auditor.of(Action.REPLICATE) if act.details["tier"] == tier.as_uri()]
+        for step in (1, 2, 3):
+            one = [act for act in acts if act.checkpoint is not None and act.checkpoint.step == step]
+            assert [(act.phase, act.outcome) for act in one] == [
+                (Phase.INTENDED, Outcome.UNKNOWN),
+                (Phase.FINISHED, Outcome.SUCCESS),
+            ]
+            assert len({act.operation for act in one}) == 1
+            assert {act.root for act in one} == {root.as_uri()}
+
+
+def test_what_stands_on_a_tier_is_not_looked_through_for_keyrings_off_the_record(
+    store: Any, tmp_path: Path, sealed: SecurityPolicy, auditor: RecordingAuditor
+) -> None:
+    saved(store, sealed)
+    far = Target(store=LocalStore(tmp_path / "far"))
+    replicate(store, far, guard=sealed.guard)
+    auditor.acts.clear()
+    store.log.clear()
+    auditor.refuses = True
+    with pytest.raises(AuditError):
+        replicate(store, far, guard=sealed.guard)
+    assert not [key for key in store.keys("read") if "keyring" in key]
+    auditor.refuses = False
+    assert len(replicate(store, far, guard=sealed.guard).standing) == 1
+    intended = auditor.of(Action.REPLICATE, Phase.INTENDED)
+    assert [(act.run, act.checkpoint) for act in intended] == [("r", None)]
+
+
+def test_a_library_that_reads_what_is_not_sealed_says_so_once_and_first(
+    store: Any, policy: SecurityPolicy, auditor: RecordingAuditor
+) -> None:
+    saved(store)
+    (commit,) = Catalog(store).history().commits.values()
+    store.log.clear()
+    auditor.refuses = True
+    with pytest.raises(AuditError):
+        open_checkpoint(store, commit, policy.guard).state  # noqa: B018
+    assert [key for key in data_reads(store) if "MANIFEST" not in key] == []
+    auditor.refuses = False
+    auditor.acts.clear()
+    opened = open_checkpoint(store, commit, policy.guard)
+    assert opened.index.names
+    assert opened.state
+    assert auditor.told == [("read", "intended", "unknown"), ("read", "finished", "success")]
+
+
+def test_a_call_that_may_not_even_begin_is_on_record_as_denied(
+    root: Path, policy: SecurityPolicy, auditor: RecordingAuditor
+) -> None:
+    class Handler:
+        """As a signal handler would, in the middle of a save."""
+
+        def state_dict(self) -> dict[str, Any]:
+            for call in (
+                checkpointer.restore,
+                lambda: checkpointer.save(9, {}),
+                lambda: checkpointer.prepare({}),
+            ):
+                with pytest.raises(ConfigError, match="while another save"):
+                    call()
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with Checkpointer(root, security=policy) as checkpointer:
+        checkpointer.save(1, {"handler": Handler()}).result()
+    for action in (Action.RESTORE, Action.SAVE, Action.PREPARE):
+        denied = auditor.of(action, Phase.FINISHED, Outcome.DENIED)
+        assert denied
+        assert {act.root for act in denied} == {root.as_uri()}
+        assert all("while another save" in str(act.reason) for act in denied)
 
 
 # ------------------------------------------------------------------------------------------------- keys

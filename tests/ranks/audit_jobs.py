@@ -13,11 +13,12 @@ import torch.distributed.checkpoint as dcp
 from layout_jobs import ROWS, TIMEOUT_S, checkpointer, refusal, truth
 
 from strongroom import PerRank
+from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.dcp import StrongroomReader
 from strongroom.testing.auditing import RecordingAuditor
 from strongroom_security import Seal, SecurityPolicy
 
-__all__ = ["Told", "load_by_dcp", "restore", "save"]
+__all__ = ["Told", "load_by_dcp", "restore", "save", "without_a_record"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def empty() -> dict[str, Any]:
     return {"rows": ROWS.lay(torch.zeros(8, 20)), "all": torch.zeros(5), "own": PerRank({"rank": -1})}
 
 
-def policy(key: Path, auditor: RecordingAuditor) -> SecurityPolicy:
+def policy(key: Path, auditor: Auditor) -> SecurityPolicy:
     return SecurityPolicy(auditor=auditor, seal=Seal(recipients=[f"file:{key}"]))
 
 
@@ -82,6 +83,18 @@ def restore(root: Path, key: Path, refused_on: Sequence[int] = ()) -> Told:
     rows = target["rows"].to_local()
     is_untouched = bool((rows == 0).all()) and bool((target["all"] == 0).all())
     return told(auditor, error, is_untouched=is_untouched)
+
+
+def without_a_record(root: Path, key: Path, unrecorded_on: Sequence[int]) -> Told:
+    """Restore, and save, where some ranks' policy lacks the record that the others' has."""
+    auditor = RecordingAuditor()
+    kept = NO_AUDIT if dist.get_rank() in unrecorded_on else auditor
+    target = empty()
+    with checkpointer(root, security=policy(key, kept)) as opened:
+        error = refusal(lambda: opened.restore(target))
+        saving = refusal(lambda: opened.save(9, state(9)))
+    is_untouched = bool((target["rows"].to_local() == 0).all())
+    return told(auditor, (f"{error[0]} {saving[0]}", error[1]), is_untouched=is_untouched)
 
 
 def load_by_dcp(root: Path, key: Path) -> Told:

@@ -73,6 +73,17 @@ def test_what_one_rank_cannot_put_on_record_no_rank_restores(
         assert "rank 2" in found[1].error[1]
 
 
+@pytest.mark.parametrize("unrecorded_on", ([1, 2], [0]))
+def test_no_rank_reads_off_the_record_what_another_has_keys_for(
+    crews: Crews, saved: tuple[Path, list[jobs.Told]], key: Path, unrecorded_on: list[int]
+) -> None:
+    for told in crews.run(jobs.without_a_record, saved[0], key, unrecorded_on, ranks=RANKS):
+        assert told.error[0] == "ConfigError ConfigError"
+        assert "puts nothing on record" in told.error[1]
+        assert told.is_untouched
+        assert not [act for act in told.acts if act[0] == "unwrap"]
+
+
 def test_under_plain_dcp_each_rank_says_what_it_reads(
     crews: Crews, saved: tuple[Path, list[jobs.Told]], key: Path
 ) -> None:

@@ -34,7 +34,7 @@ from strongroom.fitting import difference
 from strongroom.index import Index, TensorRecord
 from strongroom.metadata import dcp_metadata
 from strongroom.opened import OpenedCheckpoint, open_checkpoint
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty, check_root, open_root
 from strongroom.signing import NO_GUARD
 from strongroom.values import Node
 from strongroom.workers import reading_workers
@@ -75,6 +75,7 @@ class StrongroomReader(StorageReader):
     ) -> None:
         super().__init__()
         self._policy = policy = load_policy(security)
+        check_root(root, policy)
         self._guard = policy.guard if policy is not None else NO_GUARD
         self._auditor = policy.auditor if policy is not None else NO_AUDIT
         self._activity: Activity | None = None

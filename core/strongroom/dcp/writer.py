@@ -50,10 +50,10 @@ from strongroom.opened import encode_document, open_checkpoint
 from strongroom.parallel import run_all
 from strongroom.parts import producer
 from strongroom.plan import spec_of
-from strongroom.roles import Duty, open_root
+from strongroom.roles import Duty, check_root, open_root
 from strongroom.sealing import OneOff
 from strongroom.shards import ShardLayout, WrittenFile, binding, lay_out
-from strongroom.signing import NO_GUARD, Guard
+from strongroom.signing import NO_GUARD, Guard, LaunchRequests
 from strongroom.transaction import Attempt, Deadline, begin_run, claim_launch
 from strongroom.turns import launch_to_exceed
 from strongroom.values import Encoder, Node
@@ -131,6 +131,7 @@ class StrongroomWriter(StorageWriter):
         self._step = None if step is None else step_of(step)
         self._parent = parent
         policy = load_policy(security)
+        check_root(root, policy)
         self._algorithm: DigestAlgorithm = choose_digest(digest, policy)
         self._policy = policy
         self._sealing = policy.sealing if policy is not None else None
@@ -354,6 +355,7 @@ class StrongroomWriter(StorageWriter):
                 f"{store.uri} belongs to run {run.run}, and the policy's [role] says run {run_id}; each run "
                 "needs a root of its own"
             )
+        signing = None if self._signing is None else LaunchRequests(self._signing)
         self._launch = claim_launch(
             [store],
             run=run.run,
@@ -361,12 +363,19 @@ class StrongroomWriter(StorageWriter):
             taken=history.launch_numbers if history is not None else (),
             deadline_s=max(1, int(self._timeout_s)),
             now_ms=now_ms,
-            signing=self._signing,
+            signing=signing,
             above=above,
             number=number,
         )
         before = None if parent is None else parent.step
-        self._tell(LaunchClaimed(run=run.run, launch=self._launch.launch, parent_step=before))
+        self._tell(
+            LaunchClaimed(
+                run=run.run,
+                launch=self._launch.launch,
+                parent_step=before,
+                requests=() if signing is None else signing.requests,
+            )
+        )
         if history is not None:
             own = self._acts.committed if self._acts is not None else ()
             reconcile(self._auditor, history, store.uri, own=own)

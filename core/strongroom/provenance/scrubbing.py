@@ -11,10 +11,15 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from strongroom import canonical
-from strongroom.values import Node
+
+if TYPE_CHECKING:
+    # Of types alone: reasons are looked through where nobody waits for torch.
+    from strongroom.values import Node
+
+    _Write = Callable[["Scrubber", Node, Node, str], Node]
 
 __all__ = ["SCRUBBED", "Scrubber", "secret_values", "without_userinfo"]
 
@@ -295,8 +300,6 @@ class Scrubber:
         self.found.append(where)
         return SCRUBBED
 
-
-_Write = Callable[[Scrubber, Node, Node, str], Node]
 
 _BY_TAG: Final[dict[str, _Write]] = {
     "dict": Scrubber._mapping,

@@ -30,7 +30,7 @@ from strongroom.pace import Pace
 from strongroom.replication.copying import NOTE_BYTES, UPLOAD_FROM_BYTES, Copied, Copier
 from strongroom.replication.lag import lag_s
 from strongroom.replication.ledger import Ledger
-from strongroom.replication.origin import open_checkpoint_files
+from strongroom.replication.origin import open_manifest
 from strongroom.replication.planning import Plan, check_apart, check_target, plan
 from strongroom.replication.transfer import Flow
 from strongroom.retention import RetentionPolicy
@@ -246,7 +246,7 @@ class Courier:
     def _problem(self, commit: Commit) -> str | None:
         """What is wrong with a copy, by the names and lengths of its files; None: nothing, as far as seen."""
         try:
-            manifest, beside = open_checkpoint_files(self._source, commit)
+            manifest, data = open_manifest(self._source, commit)
         except (IntegrityError, UnsupportedFormatError):
             # Damaged here: what stands there may be all that is left of it.
             return None
@@ -255,7 +255,7 @@ class Courier:
         except AccessDeniedError:
             return None
         key = layout.data_key(commit.name, layout.MANIFEST)
-        expected = {key: len(beside[key])}
+        expected = {key: len(data)}
         for record in manifest.files:
             expected[layout.data_key(commit.name, record.path)] = record.size_bytes
         for key, size_bytes in expected.items():
@@ -299,13 +299,21 @@ class Courier:
         """Let another process have its turn; the next `begin` takes a new one."""
         self._has_turn = False
 
-    def deliver(self, commit: Commit, outlook: Outlook, *, settle: Callable[[], int] = lambda: 0) -> Copied:
+    def deliver(
+        self,
+        commit: Commit,
+        outlook: Outlook,
+        *,
+        settle: Callable[[], int] = lambda: 0,
+        operation: str = "",
+    ) -> Copied:
         """Make one checkpoint stand on the target, or see that it does; then let its retention go.
 
         Args:
             outlook: of which plan it is one.
             settle: called once it stands, before that is told; how many others are to come there, and are
                 not known to stand there yet.
+            operation: by which it was put on record that it is read; empty: nobody keeps one.
 
         Raises:
             As `Copier.copy` and `Copier.verify`.
@@ -334,6 +342,7 @@ class Courier:
                 seconds=self._clock.monotonic() - began,
                 lag_s=lag_s([commit], self._clock.now_ms()),
                 pending=pending,
+                operation=operation,
             )
         )
         self._keeper.retain(commit, ())

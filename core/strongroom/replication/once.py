@@ -134,7 +134,9 @@ def replicate(
         try:
             left = len(waiting) - number - 1
             activity.intend(commit.run, commit.name)
-            copied.append(courier.deliver(commit, outlook, settle=partial(int, left)))
+            copied.append(
+                courier.deliver(commit, outlook, settle=partial(int, left), operation=activity.operation)
+            )
         except (IntegrityError, UnsupportedFormatError) as error:
             damaged[commit.name] = str(error)
             _tell(activity, commit, error, courier.uri)
@@ -152,6 +154,9 @@ def replicate(
                     "tier": courier.uri,
                 },
             )
+    if any(commit.keyring is not None for commit in outlook.plan.standing):
+        # Keyrings that came later are brought, and for that they are read.
+        activity.intend(history.run.run, None)
     return Report(
         run=history.run.run,
         source=source.uri,

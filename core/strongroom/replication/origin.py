@@ -13,7 +13,7 @@ from strongroom.manifest import MANIFEST_BOUNDS, MAX_KEYRING_BYTES, Commit, Mani
 from strongroom.signing import MAX_SIGNATURE_BYTES
 from strongroom.stores.base import Store
 
-__all__ = ["open_checkpoint_files", "read_record", "sidecars"]
+__all__ = ["open_checkpoint_files", "open_manifest", "read_record", "sidecars"]
 
 _LOG: Final = logging.getLogger("strongroom")
 
@@ -28,6 +28,16 @@ def open_checkpoint_files(source: Store, commit: Commit) -> tuple[Manifest, dict
         UnsupportedFormatError: the manifest is whole and of another format.
         StoreError: it could not be read.
     """
+    manifest, data = open_manifest(source, commit)
+    return manifest, {layout.data_key(commit.name, layout.MANIFEST): data, **sidecars(source, commit)}
+
+
+def open_manifest(source: Store, commit: Commit) -> tuple[Manifest, bytes]:
+    """The manifest and its bytes, and nothing else: what may be read before anything is on record.
+
+    Raises:
+        IntegrityError, UnsupportedFormatError, StoreError: as `open_checkpoint_files`.
+    """
     key = layout.data_key(commit.name, layout.MANIFEST)
     data = read_record(source, key, MANIFEST_BOUNDS.length_bytes)
     found = sha256_of(data)
@@ -38,7 +48,7 @@ def open_checkpoint_files(source: Store, commit: Commit) -> tuple[Manifest, dict
     manifest = Manifest.decode(data, key)
     if manifest.name != commit.name or manifest.run != commit.run:
         raise IntegrityError(f"{key} in {source.uri} says that it is {manifest.name} of run {manifest.run}")
-    return manifest, {key: data, **sidecars(source, commit)}
+    return manifest, data
 
 
 def sidecars(source: Store, commit: Commit) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Final
 
+from strongroom.auditing import Act, Action, Outcome, Phase, new_operation
 from strongroom.config import Clock
 from strongroom.errors import (
     ConfigError,
@@ -107,6 +108,9 @@ class Upkeep:
         self._linger_s = linger_s
         self._changed = changed
         self._stopping = threading.Event()
+        self._source = source
+        self._auditor = guard.auditor
+        self._said: dict[CheckpointName | None, str] = {}
         self._courier = Courier(
             source,
             target,
@@ -370,8 +374,41 @@ class Upkeep:
 
     def _deliver(self, commit: Commit, outlook: Outlook) -> None:
         self._check()
+        self._intend(commit.run, commit.name)
         # Known before it is told: who hears of it may ask what the first tier need not keep any more.
-        self._courier.deliver(commit, outlook, settle=lambda: self._settle(commit))
+        self._courier.deliver(
+            commit, outlook, settle=lambda: self._settle(commit), operation=self._operation(commit.name)
+        )
+        self._said.pop(commit.name, None)
+
+    def _intend(self, run: str, name: CheckpointName | None) -> None:
+        """Put on record that a checkpoint is read, to be copied here; once, however often it is tried.
+
+        Args:
+            name: None: the run as a whole.
+
+        Raises:
+            AuditError: it was not accepted, and nothing is read until a later try.
+        """
+        if not self._auditor.is_on or name in self._said:
+            return
+        # No `Activity`: that it is copied as it stands must not pass for leave to unwrap its keys.
+        act = Act(
+            action=Action.REPLICATE,
+            phase=Phase.INTENDED,
+            outcome=Outcome.UNKNOWN,
+            operation=new_operation(),
+            root=self._source.uri,
+            run=run,
+            checkpoint=name,
+            details={"tier": self.uri},
+        )
+        self._auditor.intend(act)
+        self._said[name] = act.operation
+
+    def _operation(self, name: CheckpointName) -> str:
+        """What joins the end of a copy to what was said before it."""
+        return self._said.get(name, "")
 
     def _settle(self, commit: Commit) -> int:
         """Note that a checkpoint stands there, verified; how many others wait."""
@@ -389,6 +426,9 @@ class Upkeep:
     def _clear_up(self, outlook: Outlook) -> None:
         now = self._clock.monotonic()
         if self._cleared_up_at is None or now - self._cleared_up_at >= _CLEAR_UP_S:
+            keyed = next((commit for commit in outlook.plan.standing if commit.keyring is not None), None)
+            if keyed is not None:
+                self._intend(keyed.run, None)
             self._courier.clear_up(outlook)
             self._cleared_up_at = now
 
@@ -450,6 +490,7 @@ class Upkeep:
             self._failures += 1
             self._changed.notify_all()
         self._tell(commit, why, error)
+        self._said.pop(commit.name, None)
 
     def _end_for_good(self, error: StrongroomError) -> None:
         _LOG.error("nothing more is copied to %s by this process: %s", self.uri, error)
@@ -526,6 +567,7 @@ class Upkeep:
                 failures=failures,
                 lag_s=lag,
                 pending=pending,
+                operation=self._operation(commit.name),
             )
         )
 

@@ -6,14 +6,13 @@ is kept of each, so that a million events fit into memory. Pure.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from strongroom.auditing import Action, Outcome, Phase
+from strongroom.auditing import Action, Outcome, Phase, unlisted
 from strongroom_security.auditlog.events import Recorded
 from strongroom_security.auditlog.reconciling.identities import principal
 
@@ -23,7 +22,6 @@ LONGEST_MS: Final = 24 * 3600 * 1000
 """How long an operation of which no end is on record may have gone on, at most."""
 
 _REQUESTS: Final = "kms_request_id"
-_APART: Final = re.compile(r"[,\s]+")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -146,11 +144,8 @@ class Operations:
             operation.has_started = True
         if event.phase != Phase.OBSERVED.value:
             operation.is_observed = False
-        requests = event.details.get(_REQUESTS)
-        if isinstance(requests, str):
-            for request in _APART.split(requests):
-                if request:
-                    self._by_request[request] = operation
+        for request in unlisted(_REQUESTS, event.details):
+            self._by_request[request] = operation
 
     def __iter__(self) -> Iterator[Operation]:
         """Those about a checkpoint."""
