@@ -149,9 +149,10 @@ class Audit:
         )
 
     def _same(self, signer: Signer | None, role: ActAs | None, asks_aws: bool) -> Hashable | None:
-        """What another policy has in common with this one, in a process where both record as one; None: none has.
+        """What a policy has in common with this one where both record as one; None: none has.
 
-        A policy is loaded by whoever is given its path, each time: each would have threads and a chain of its own.
+        A policy is loaded by whoever is given its path, each time: each would have threads and a chain of
+        its own.
         """
         from strongroom_security.signers.file import FileSigner
 

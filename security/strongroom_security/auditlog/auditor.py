@@ -1,9 +1,9 @@
 """Fills the core's seam: acts go into the log beside the program; what reads waits for the sink, what writes
 never does.
 
-It owns which process records: a forked child begins anew, and only once it records something; auditors that were
-told the same share one record, which ends when they are all gone; the end of a program is the end of its record.
-What a process does with an act is `recording`'s.
+It owns which process records: a forked child begins anew, and only once it records something; auditors
+that were told the same share one record, which ends when they are all gone; the end of a program is the
+end of its record. What a process does with an act is `recording`'s.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class LogAuditor:
             ) from error
 
     def secure(self, *, within_s: float) -> None:
-        """See `strongroom.auditing.Auditor.secure`. What is in no safe hands by then is told, and holds nothing up."""
+        """See `strongroom.auditing.Auditor.secure`. What is in no safe hands by then is told."""
         process = self._process
         if process is None or not process.is_here:
             return
         left = process.secure(time.monotonic() + within_s)
         if left:
             _LOG.warning(
-                "%d events of the audit log are neither in %s nor on stable storage here (%s), and what they are "
-                "about goes on: they are lost if this machine fails before that is over",
+                "%d events of the audit log are neither in %s nor on stable storage here (%s), and what they "
+                "are about goes on: they are lost if this machine fails before that is over",
                 left,
                 self.settings.sink,
                 process.state().error or "they took too long",

@@ -20,8 +20,8 @@ _UPLOAD_S: Final = 60.0
 _HANGS_S: Final = 1.0
 """After which a sink that does not answer is one that is away, to who waits for what is safe here as well."""
 _IDS_AT_ONCE: Final = 3
-"""Given up one after the other because something else stood there, with nothing accepted in between; after them
-it is the sink that is taken to be wrong, and an id is given up only after so many tries:"""
+"""Given up one after the other because something else stood there, with nothing accepted in between; after
+them it is the sink that is taken to be wrong, and an id is given up only after so many tries:"""
 _TRIES_OF_AN_ID: Final = 8
 
 
@@ -43,7 +43,7 @@ class Delivery:
         self,
         settings: Settings,
         changed: threading.Condition,
-        lock: threading.RLock,  # type: ignore[valid-type]  # a function, before Python 3.13
+        lock: threading.RLock,
         *,
         is_urgent: Callable[[str | None], bool],
     ) -> None:
@@ -84,8 +84,8 @@ class Delivery:
         """Try to send a segment. What comes back says that its writer's id cannot be used any more.
 
         Returns:
-            what stands in the sink in its place, and why the id is to be given up; None: it is there, or is to
-            be tried again.
+            what stands in the sink in its place, and why the id is to be given up; None: it is there, or
+            is to be tried again.
         """
         pace = self.pace(writer)
         try:
@@ -98,8 +98,8 @@ class Delivery:
             if found is not None:
                 if self._refused >= _IDS_AT_ONCE and pace.failures < _TRIES_OF_AN_ID:
                     raise StoreUnavailableError(
-                        f"something else stands at {segment.key} in {self._settings.sink}, as at whatever was "
-                        f"sent before it: see what answers there"
+                        f"something else stands at {segment.key} in {self._settings.sink}, as at whatever
+                        was " f"sent before it: see what answers there"
                     )
                 self._refused += 1
                 return found, "another process writes under its id"

@@ -37,7 +37,7 @@ class Losses:
         with self._lock:
             for name, count in act.details.items():
                 if name != "lost_events":
-                    self._untold[act.run, name.removeprefix("lost_")] += int(count)  # type: ignore[arg-type]
+                    self._untold[act.run, name.removeprefix("lost_")] += int(count)
 
     def take(self) -> list[Act]:
         """The acts that tell of all that is not told yet; one for each run."""

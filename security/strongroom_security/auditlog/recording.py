@@ -2,9 +2,9 @@
 its segments are sealed, sent, or given up.
 
 Two threads serve all writers of the process: one seals segments and sees them to stable storage here, one
-sends them. How a line is written is `writing`'s to say, what comes of a try to send `delivering`'s, what a dead
-process left `salvage`'s. A signal's handler may record, and may raise, wherever it comes in between: locks are
-entered by ``with`` and may be entered again, and what wakes the threads is a queue.
+sends them. How a line is written is `writing`'s to say, what comes of a try to send `delivering`'s, what a
+dead process left `salvage`'s. A signal's handler may record, and may raise, wherever it comes in between:
+locks are entered by ``with`` and may be entered again, and what wakes the threads is a queue.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from strongroom.auditing import Act
-from strongroom.errors import AuditError, FormatError, StrongroomError
+from strongroom.errors import AuditError
 from strongroom.layout import CheckpointName
-from strongroom.manifest import check_run_id
 from strongroom_security.auditlog.actors import Actors
-from strongroom_security.auditlog.certifying import Certifying
 from strongroom_security.auditlog.delivering import Delivery
 from strongroom_security.auditlog.events import Actor
 from strongroom_security.auditlog.forwarding import Forwarding, receiver_of
@@ -33,16 +30,16 @@ from strongroom_security.auditlog.knowing import Known
 from strongroom_security.auditlog.losing import Losses
 from strongroom_security.auditlog.renewing import Renewing
 from strongroom_security.auditlog.salvage import Event, Salvaged, Salvager
-from strongroom_security.auditlog.segments import WriterKey
 from strongroom_security.auditlog.sending import Teller
 from strongroom_security.auditlog.settings import AuditState, Settings
 from strongroom_security.auditlog.spool import WriterFolder, find_spool
+from strongroom_security.auditlog.threads import Bell, Threads
+from strongroom_security.auditlog.writers import IDLE_S, Writers, usable_run
 from strongroom_security.auditlog.writing import BusyError, RunWriter, Segment, WriterEndedError
 
 __all__ = ["Recording", "about"]
 
 _LOG: Final = logging.getLogger("strongroom")
-_T = TypeVar("_T")
 
 _IDLE_S: Final = 60.0
 _SPOOL_AGAIN_S: Final = 1.0
@@ -52,16 +49,14 @@ _SALVAGE_EVERY_S: Final = 900.0
 _SALVAGE_AGAIN_S: Final = 60.0
 _FAILED_FOLDERS: Final = 3
 """After which the sink is taken to be away, and not just closed to some run's segments."""
-_MANY_WRITERS: Final = 16
-"""More than so many runs at once have those ended that were idle longest."""
-_IDLE_WRITER_S: Final = 1.0
 _UNHELD_S: Final = 10.0
 """After which the record of auditors ends that are all gone."""
 _MAX_ASIDE: Final = 10_000
 
 
 class Recording:
-    """What auditors of the same settings record in one process; used by all its threads, and by no fork of it.
+    """What auditors of the same settings record in one process; used by all its threads, and by no fork of
+    it.
 
     Args:
         settings: what the auditors were told.
@@ -74,17 +69,14 @@ class Recording:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._writers: dict[str | None, RunWriter] = {}
-        self._ended: list[RunWriter] = []
+        self._bell = Bell()
         self._holders: set[weakref.ref[Any]] = set()
         self._unheld_s: float | None = None
         self._waiting: dict[object, str | None] = {}
         self._aside: deque[tuple[Act, Actor, int]] = deque()
         self._losses = Losses()
-        self._is_closing = False
         self._stop = threading.Event()
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads = Threads({"strongroom-audit-keep": self._keep, "strongroom-audit-send": self._send})
         self._salvage_s = 0.0 if settings.salvages else float("inf")
         self._salvaging: set[WriterFolder] = set()
         self._known = Known(settings.open_sink)
@@ -96,13 +88,22 @@ class Recording:
         )
         self._forwarding = Forwarding([receiver_of(text) for text in settings.also])
         self._spool = find_spool(settings.spool, settings.sink)
+        self._writers = Writers(
+            settings,
+            self._actors,
+            self._spool,
+            lock=self._lock,
+            aside=self._put_aside,
+            tell=self._tell,
+            wait=self._stop.wait,
+        )
         self._delivery = Delivery(settings, self._changed, self._lock, is_urgent=self._is_waited_for)
         self._renewing = Renewing(
             actors=self._actors,
             losses=self._losses,
-            writer_of=self._any_writer,
-            retire=self._retire,
-            is_closing=lambda: self._is_closing,
+            writer_of=self._writers.of_any_time,
+            retire=self._writers.retire,
+            is_closing=lambda: self._writers.is_closing,
         )
         self._spool_teller = Teller(
             "the audit log's spool takes nothing; events wait in memory, and are lost with this process",
@@ -117,7 +118,7 @@ class Recording:
     @property
     def is_open(self) -> bool:
         """Whether it takes events."""
-        return not self._is_closing
+        return not self._writers.is_closing
 
     # ---------------------------------------------------------------------------------------------- recording
 
@@ -128,14 +129,14 @@ class Recording:
 
     def lose(self, act: Act) -> None:
         """Count what could not be recorded, for whatever reason; it is told in the log later."""
-        self._losses.add(_usable(act.run), act.action.value)
+        self._losses.add(usable_run(act.run), act.action.value)
         self._wake()
 
     def knows(self, run: str, checkpoint: CheckpointName) -> bool | None:
-        return None if _usable(run) is None else self._known.knows(run, checkpoint)
+        return None if usable_run(run) is None else self._known.knows(run, checkpoint)
 
     def intend(self, act: Act, until: float) -> None:
-        writer = self._writer(act.run)
+        writer = self._writers.of(act.run)
         if writer.certifying.is_lacking:
             with self._lock:
                 self._changed.wait_for(lambda: not writer.certifying.is_lacking, until - time.monotonic())
@@ -147,7 +148,9 @@ class Recording:
         self._actors.wait_for_identity(act, within_s)
         actor = self._actors.of(act)
         try:
-            writer, added = self._with(act.run, lambda each: each.append_alone(act, actor, room=self._room()))
+            writer, added = self._writers.with_one(
+                act.run, lambda each: each.append_alone(act, actor, room=self._writers.room)
+            )
         except BusyError:
             self._refuse(act, "a signal's handler does it, which came in between an event's recording")
         if added is None:
@@ -192,11 +195,12 @@ class Recording:
 
     def _record(self, act: Act, actor: Actor, time_ms: int | None = None) -> bool:
         """Record an act, as of some time; whether there was room."""
-        writer, added = self._with(
-            act.run, lambda each: each.append(act, actor, time_ms=time_ms, room=self._room())
+        writer, added = self._writers.with_one(
+            act.run, lambda each: each.append(act, actor, time_ms=time_ms, room=self._writers.room)
         )
         if added is None:
             return False
+        self._threads.start()
         self._known.note(act)
         segment, line = added
         self._forwarding.put(line[:-1])
@@ -222,75 +226,9 @@ class Recording:
                 if not self._record(act, actor, time_ms):
                     self.lose(act)
 
-    def _with(self, run: str | None, work: Callable[[RunWriter], _T]) -> tuple[RunWriter, _T]:
-        """What comes of something with the writer of a run, whoever that is by then."""
-        while True:
-            writer = self._writer(run)
-            try:
-                return writer, work(writer)
-            except WriterEndedError:
-                continue  # it gave its id up just now
-
-    def _writer(self, run: str | None) -> RunWriter:
-        run = _usable(run)
-        writer = self._writers.get(run)
-        if writer is not None and not writer.has_ended:
-            return writer
-        with self._lock:
-            while True:
-                if self._is_closing:
-                    raise WriterEndedError
-                writer = self._writers.get(run)
-                if writer is None:
-                    # A handler that comes in between makes one as well: the first is everybody's.
-                    fresh = self._new_writer(run)
-                    writer = self._writers.setdefault(run, fresh)
-                    if writer is not fresh:
-                        fresh.certifying.is_pointless = True
-                    self._start()
-                if not writer.has_ended:
-                    return writer
-                self._retire(writer)
-
-    def _any_writer(self, run: str | None) -> RunWriter:
-        try:
-            return self._writer(run)
-        except WriterEndedError:
-            # This process is being closed, and still has something to say.
-            with self._lock:
-                fresh = self._new_writer(_usable(run))
-                self._ended.append(fresh)
-            return fresh
-
-    def _new_writer(self, run: str | None) -> RunWriter:
-        drawn, private = self._settings.draw()
-        key = WriterKey(writer=drawn, run=run, private=private, host=self._actors.host, pid=self._pid)
-        return RunWriter(
-            key,
-            certifying=Certifying(self._settings.signer, key, then=self._tell, wait=self._stop.wait),
-            spool=self._spool,
-            seal_events=self._settings.seal_events,
-            now_ms=self._settings.now_ms,
-            aside=self._put_aside,
-        )
-
-    def _retire(self, writer: RunWriter) -> None:
-        """Take a writer that has ended, or is to end, from those in use; what it has is sent all the same."""
-        with self._lock:
-            if writer not in self._ended:
-                self._ended.append(writer)
-            if self._writers.get(writer.key.run) is writer:
-                del self._writers[writer.key.run]
-
-    def _room(self) -> int:
-        return self._settings.spool_bytes - sum(each.pending_bytes for each in self._all_writers())
-
-    def _all_writers(self) -> list[RunWriter]:
-        return list(dict.fromkeys([*self._ended, *self._writers.copy().values()]))
-
     def _tell_what_was_lost(self) -> None:
         """Record the gap, as soon as there is room for that."""
-        if not self._losses or self._is_closing or self._room() <= 0:
+        if not self._losses or self._writers.is_closing or self._writers.room <= 0:
             return
         untold = self._losses.take()
         try:
@@ -308,7 +246,7 @@ class Recording:
     def secure(self, until: float) -> int:
         """See what is recorded to the sink, or to stable storage here; how many events are at neither."""
         self._take_up()
-        for writer in list(self._writers.values()):
+        for writer in self._writers.in_use():
             writer.seal()
         return self._wait_for_all(until, despairs=True)
 
@@ -319,19 +257,14 @@ class Recording:
             self.secure(time.monotonic() + max(0.0, (until - time.monotonic()) / 2))
         self._tell_what_was_lost()
         with self._lock:
-            self._is_closing = True
-            writers = list(self._writers.values())
             self._changed.wait_for(
-                lambda: not any(each.certifying.is_on_its_way for each in writers),
+                lambda: not any(each.certifying.is_on_its_way for each in self._writers.in_use()),
                 max(0.0, (until - time.monotonic()) / 2),
             )
-            for writer in writers:
-                self._retire(writer)
-        for writer in writers:
-            writer.seal(is_last=True)
+        self._writers.close()
         self._wait_for_all(until)
         self._forwarding.drain(max(0.0, min(1.0, until - time.monotonic())))
-        if all(each.is_done for each in self._ended):
+        if self._writers.are_done:
             self._end()
 
     def _end(self) -> None:
@@ -341,7 +274,8 @@ class Recording:
         self._then(self)
 
     def _wait_for_all(self, until: float, *, despairs: bool = False) -> int:
-        """Return once the sink has what is sealed; or once it failed again, or hangs, and local storage has it.
+        """Return once the sink has what is sealed; or once it failed again, or hangs, and local storage
+        has it.
 
         Args:
             despairs: return as well once neither will have it for now.
@@ -349,7 +283,7 @@ class Recording:
         Returns:
             how many events are at neither.
         """
-        segments = [segment for writer in self._all_writers() for segment in writer.sealed()]
+        segments = [segment for writer in self._writers.all() for segment in writer.sealed()]
         if not segments:
             return 0
         delivery = self._delivery
@@ -366,7 +300,7 @@ class Recording:
             return all(each.is_synced for each in left()) or (despairs and self._spool_error() is not None)
 
         with self._lock:
-            delivery.hurry(self._all_writers())
+            delivery.hurry(self._writers.all())
             self._wake()
             self._changed.notify_all()
             while not is_enough():
@@ -380,10 +314,10 @@ class Recording:
         """Why the spool takes nothing."""
         if self._spool is None:
             return "there is no spool"
-        return next((each.spool_error for each in self._all_writers() if each.spool_error is not None), None)
+        return self._writers.error
 
     def state(self) -> AuditState:
-        writers = self._all_writers()
+        writers = self._writers.all()
         oldest = [since for since in (each.oldest_s for each in writers) if since is not None]
         spool_error = None if self._spool is None else self._spool_error()
         return AuditState(
@@ -395,7 +329,8 @@ class Recording:
             lost=self._losses.total,
         )
 
-    # --------------------------------------------------------------------------------------------- whose it is
+    # --------------------------------------------------------------------------------------------- whose
+    it is
 
     def hold(self, holder: object) -> None:
         """Count an auditor among those that use it, for as long as it lives."""
@@ -412,43 +347,26 @@ class Recording:
             for each in list(self._holders)
             if each is not reference and each() is not None and each() is not reference()
         }
-        self._bell.put(None)
+        self._bell.ring()
 
     # ------------------------------------------------------------------------------------- beside the program
 
     def _wake(self) -> None:
-        self._bell.put(None)
-        if len(self._threads) < len(self._works()):
-            self._start()
+        self._bell.ring()
+        self._threads.start()
 
     def _tell(self) -> None:
         with self._lock:
             self._changed.notify_all()
-        self._bell.put(None)
+        self._bell.ring()
 
     def _works(self) -> dict[str, Callable[[], None]]:
         return {"strongroom-audit-keep": self._keep, "strongroom-audit-send": self._send}
 
-    def _start(self) -> None:
-        for name, work in self._works().items():
-            if name not in self._threads and not self._stop.is_set():
-                try:
-                    threading.Thread(target=self._run, args=(name, work), name=name, daemon=True).start()
-                except RuntimeError:
-                    return  # the program is ending: the next start sends what it leaves
-
-    def _run(self, name: str, work: Callable[[], None]) -> None:
-        this = threading.current_thread()
-        if self._threads.setdefault(name, this) is this:  # two may be started, and one works
-            work()
-
     def _keep(self) -> None:
         """Seal what is due, and see it to stable storage; until the process is closed."""
         while not self._stop.is_set():
-            with contextlib.suppress(Empty):
-                self._bell.get(timeout=self._next_due_s())
-                while True:
-                    self._bell.get_nowait()
+            self._bell.wait(self._next_due_s())
             try:
                 self._keep_once()
             except Exception as error:  # noqa: BLE001 - this thread must not die of one writer's trouble
@@ -460,15 +378,15 @@ class Recording:
         self._take_up()
         self._tell_what_was_lost()
         self._actors.refresh()
-        self._end_idle_writers(now)
-        for writer in self._all_writers():
+        self._writers.end_idle()
+        for writer in self._writers.all():
             current = writer.current
             if current is not None and current.events and current.recorded_s + self._settings.seal_s <= now:
                 writer.seal()
             writer.flush()
             for segment in writer.sealed():
                 writer.sync(segment)
-            if not self._is_closing and not writer.has_ended:
+            if not self._writers.is_closing and not writer.has_ended:
                 writer.open_next()
         error = None if self._spool is None else self._spool_error()
         if error is not None:
@@ -479,38 +397,24 @@ class Recording:
             self._changed.notify_all()
         self._end_if_unheld(now)
 
-    def _end_idle_writers(self, now: float) -> None:
-        """Have files, and what goes over all writers, for the runs of today, and not for all that ever were."""
-        writers = sorted(self._writers.copy().values(), key=lambda each: each.used_s)
-        for writer in writers[: max(0, len(writers) - _MANY_WRITERS)]:
-            if writer.used_s + _IDLE_WRITER_S < now and not writer.certifying.is_on_its_way:
-                self._retire(writer)
-                writer.seal(is_last=True)
-
     def _end_if_unheld(self, now: float) -> None:
-        if self._holders or self._is_closing:
+        if self._holders or self._writers.is_closing:
             self._unheld_s = None
             return
         if self._unheld_s is None:
             self._unheld_s = now
         if now - self._unheld_s < _UNHELD_S:
             return
-        with self._lock:
-            self._is_closing = True
-            writers = list(self._writers.values())
-            for writer in writers:
-                self._retire(writer)
-        for writer in writers:
-            writer.seal(is_last=True)
+        self._writers.close()
         self._tell()
 
     def _next_due_s(self) -> float:
         due = _IDLE_S
         if self._unheld_s is not None or not self._holders:
             due = min(due, _UNHELD_S)
-        if len(self._writers) > _MANY_WRITERS:
-            due = min(due, _IDLE_WRITER_S)
-        for writer in self._all_writers():
+        if self._writers.are_many:
+            due = min(due, IDLE_S)
+        for writer in self._writers.all():
             current = writer.current
             if current is not None and current.events:
                 due = min(due, current.recorded_s + self._settings.seal_s - time.monotonic())
@@ -546,23 +450,20 @@ class Recording:
     def _next_to_send(self) -> tuple[RunWriter, Segment] | None:
         now = time.monotonic()
         # Whoever waits to read goes first; of one writer the oldest always does.
-        for writer in sorted(self._all_writers(), key=lambda each: not self._is_waited_for(each.key.run)):
+        for writer in sorted(self._writers.all(), key=lambda each: not self._is_waited_for(each.key.run)):
             if self._delivery.pace(writer).next_s <= now:
                 for segment in writer.sealed()[:1]:
                     if segment.instead is None:
                         return writer, segment
-        for writer in [each for each in self._ended if each.is_done]:
-            self._ended.remove(writer)
+        for writer in self._writers.drop_done():
             self._delivery.forget(writer)
-            writer.certifying.is_pointless = True
-            writer.release()
-        if self._is_closing and not self._ended and not self._stop.is_set():
+        if self._writers.are_done and not self._stop.is_set():
             self._end()
         return None
 
     def _next_try_s(self) -> float:
         now = time.monotonic()
-        due = [self._delivery.pace(each).next_s - now for each in self._all_writers() if each.sealed()]
+        due = [self._delivery.pace(each).next_s - now for each in self._writers.all() if each.sealed()]
         return max(0.0, min([_IDLE_S, self._salvage_s - now, *due]))
 
     # ------------------------------------------------------------------------------------------------ salvage
@@ -594,7 +495,7 @@ class Recording:
         return done
 
     def _salvager(self) -> Salvager:
-        writer = self._writer(None)
+        writer = self._writers.of(None)
         if writer.certifying.is_lacking:
             with self._lock:
                 self._changed.wait_for(lambda: not writer.certifying.is_lacking, _IDENTITY_S)
@@ -618,18 +519,10 @@ class Recording:
 
     def disown(self) -> None:
         """After a fork, in the child: nothing here is the child's."""
-        for writer in self._all_writers():
+        for writer in self._writers.all():
             writer.disown()
         for folder in list(self._salvaging):
             folder.disown()
-
-
-def _usable(run: str | None) -> str | None:
-    """A run as a segment's key can name it; what is none is about no run."""
-    try:
-        return None if run is None else check_run_id(run)
-    except FormatError:
-        return None
 
 
 def about(act: Act) -> str:

@@ -1,4 +1,4 @@
-"""Going on under another id, where one cannot be used any more: no event that has not arrived stays behind."""
+"""Going on under another id, where one cannot be used any more: no event stays behind."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """What dead processes left in the spool, on its way into the log all the same.
 
 A segment that was closed is sent as it is. One that was not is closed for its writer, by the key of whoever
-found it; where its last line ends in the middle that is told. One whose opening line is damaged goes nowhere under
-its writer's id: what can be read of it is recorded again, and the file is kept aside. Two who salvage at once never have the same
-folder, and what one sent and could not clear away the next one finds in the sink, and clears.
+found it; where its last line ends in the middle that is told. One whose opening line is damaged goes
+nowhere under its writer's id: what can be read of it is recorded again, and the file is kept aside. Two
+who salvage at once never have the same folder, and what one sent and could not clear away the next one
+finds in the sink, and clears.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
                             000002.open      the one that is being written
 
 It owns names, rights and locks; what stands in a segment is not its business. A folder that nobody locks is a
-dead process's, and `Spool.orphans` hands it over to exactly one who asks. The lock tells which machine its process
-is on: locks need not hold between machines that share a file system, so another machine's folder counts as a dead
-process's only once nothing has happened in it for a day.
+dead process's, and `Spool.orphans` hands it over to exactly one who asks. The lock tells which machine its
+process is on: locks need not hold between machines that share a file system, so another machine's folder
+counts as a dead process's only once nothing has happened in it for a day.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class Spool:
         self.path: Final = base / hashlib.sha256(sink.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._base = base
         self.is_slow = False
-        """Whether a write here was waited for too long; who sets it writes beside the program from then on."""
+        """Whether a write here was waited for too long; who sets it writes beside the program from then
+        on."""
 
     def prepare(self) -> None:
         """Make the spool, and find out whether it can be written to.
@@ -294,7 +295,8 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 _KIND: Final = 2
 _NETWORK_KINDS: Final = frozenset(
     {
-        "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "fuse", "gpfs", "ceph", "beegfs", "beegfs_nodev", "9p",
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "fuse", "gpfs", "ceph", "beegfs", "beegfs_nodev", "
+        ""9p",
         "afs", "glusterfs", "wekafs", "pvfs2", "orangefs", "panfs",
     }
 )  # fmt: skip
@@ -303,7 +305,8 @@ _LOCAL_KINDS: Final = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuseblk"}
 
 
 def networked(path: Path) -> str | None:
-    """The kind of file system that a folder is on, where it is one that can hang with a network; None: local."""
+    """The kind of file system that a folder is on, where it is one that can hang with a network; None:
+    local."""
     try:
         table = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -324,7 +327,8 @@ def _warn_of_a_network(spool: Spool) -> None:
     kind = networked(spool.path)
     if kind is not None:
         _LOG.warning(
-            "the audit log's spool %s is on %s: while that hangs, events wait in memory alone, and a call may "
+            "the audit log's spool %s is on %s: while that hangs, events wait in memory alone, and a call "
+            "may "
             "wait for it once; name a folder on this machine's own disk by spool in [audit]",
             spool.path,
             kind,

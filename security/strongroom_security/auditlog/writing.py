@@ -3,29 +3,29 @@
 A line is in the kernel's hands once `RunWriter.append` returns: a killed process loses none. Where the spool
 takes nothing (a full disk) or takes it slowly, lines wait in memory, in order; the sink gets segments from
 both. Whatever stops a change halfway (an exception out of a signal's handler, memory that ran out) undoes it;
-a handler that records while a line of the same thread is being written has its act put aside. When a segment is
-sealed by its age, and when it is sent, is `recording`'s to say.
+a handler that records while a line of the same thread is being written has its act put aside. When a
+segment is sealed by its age, and when it is sent, is `recording`'s to say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from strongroom.auditing import Act
 from strongroom.errors import StrongroomError
 from strongroom_security.auditlog.certifying import Certifying
 from strongroom_security.auditlog.events import Actor
+from strongroom_security.auditlog.filing import Segment, WriterFiles
 from strongroom_security.auditlog.segments import SegmentChain, WriterKey
-from strongroom_security.auditlog.spool import Spool, WriterFolder
+from strongroom_security.auditlog.spool import Spool
 
 __all__ = ["MEMORY_LINES", "BusyError", "RunWriter", "Segment", "WriterEndedError"]
 
@@ -36,14 +36,7 @@ MEMORY_LINES: Final = 10_000
 
 _SEGMENT_BYTES: Final = 8 << 20
 """After which a segment is sealed, however few events it has: it goes to the sink as one object."""
-_WRITE_BYTES: Final = 1 << 20
 _LINES_AT_ONCE: Final = 1_000
-_TRY_AGAIN_S: Final = 1.0
-"""After which a spool that took nothing is tried again, beside the program."""
-_SLOW_S: Final = 1.0
-"""A write that took so long was the last one that a caller waited for, until:"""
-_QUICK_S: Final = 0.1
-"""one beside the program takes no longer than this."""
 _KEPT_OPEN: Final = 8
 """Closed segments whose files stay open, newest first: what is open can be read when it was removed."""
 _LAST_MS: Final = 253_402_300_799_999
@@ -56,49 +49,6 @@ class WriterEndedError(Exception):
 
 class BusyError(Exception):
     """This very thread is in the middle of a line: a signal's handler runs in it."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Segment:
-    """A segment that the sink has not got yet. Changed under its writer's lock alone, but for `is_accepted`.
-
-    Attributes:
-        key: in the sink.
-        opened_s: when, on the monotonic clock; `recorded_s`: when its first event was recorded.
-        on_disk: bytes that the spool has, and that count.
-        backlog: what the spool has not taken yet, in order.
-        may_stand: whether it was sent without an answer, so that it may stand in the sink.
-        is_flushing: a thread is writing to its file without the lock, and closes it afterwards.
-        is_frozen: the file ends in what does not count, and takes no more.
-        instead: the segment that its events were recorded in again; None: they stand in this one.
-        is_lost: somebody has removed it from the spool.
-    """
-
-    key: str
-    number: int
-    is_certified: bool
-    opened_s: float
-    recorded_s: float = 0.0
-    events: int = 0
-    size_bytes: int = 0
-    on_disk: int = 0
-    backlog: deque[bytes] = field(default_factory=deque)
-    descriptor: int | None = None
-    is_closed: bool = False
-    is_synced: bool = False
-    is_renamed: bool = False
-    is_accepted: bool = False
-    is_forgotten: bool = False
-    is_flushing: bool = False
-    is_frozen: bool = False
-    may_stand: bool = False
-    instead: Segment | None = None
-    is_lost: bool = False
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether its events are in the sink."""
-        return self.is_accepted if self.instead is None else self.instead.is_settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +94,6 @@ class RunWriter:
         self.key: Final = key
         self.certifying: Final = certifying
         self.has_ended = False
-        self.spool_error: str | None = None
         self.used_s = time.monotonic()
         self.pending_events = 0
         self.pending_bytes = 0
@@ -152,12 +101,9 @@ class RunWriter:
         self._seal_events = seal_events
         # Entered by `with` alone, which no exception out of a handler can come between.
         self._lock = threading.RLock()
-        self._file_lock = threading.RLock()
+        self._files = WriterFiles(spool, key.writer)
         self._before: _Before | None = None
         self._chain = SegmentChain(key)
-        self._spool = spool
-        self._folder: WriterFolder | None = None
-        self._tried_s = -math.inf
         self._now_ms = now_ms
         self._aside = aside
         self._current: Segment | None = None
@@ -307,19 +253,14 @@ class RunWriter:
             return
         made, segment = self._current, before.current
         if segment is None and made is not None:
-            descriptor, made.descriptor = made.descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
-            if self._folder is not None:
-                with contextlib.suppress(OSError):
-                    self._folder.remove_open(made.number)
+            self._files.undo(made)
         if segment is not None:
             segment.events, segment.recorded_s = before.events, before.recorded_s
             segment.size_bytes, segment.on_disk = before.size_bytes, before.on_disk
             while len(segment.backlog) > before.backlog:
                 segment.backlog.pop()
             segment.is_closed = False
-            self._cut(segment)
+            self._files.cut(segment)
         while len(self._sealed) > before.sealed:
             self._sealed.pop()
         self._current = segment
@@ -328,17 +269,6 @@ class RunWriter:
         self.has_ended = False
         self._chain = before.chain
         self._before = None
-
-    @staticmethod
-    def _cut(segment: Segment) -> None:
-        """Take off a file's end what does not count."""
-        if segment.descriptor is None or segment.is_flushing:
-            return  # who flushes writes only what counts
-        try:
-            if os.fstat(segment.descriptor).st_size > segment.on_disk:
-                os.ftruncate(segment.descriptor, segment.on_disk)
-        except OSError:
-            segment.is_frozen = True
 
     def _open(self) -> Segment:
         chain, certificate = copy.copy(self._chain), self.certifying.certificate
@@ -384,67 +314,22 @@ class RunWriter:
     def _write(self, segment: Segment, line: bytes) -> None:
         segment.size_bytes += len(line)
         self.pending_bytes += len(line)
+        written = 0
         # In order over all segments: what stands behind a hole could not be salvaged.
-        is_slow = self._spool is not None and self._spool.is_slow
-        began = time.monotonic()
-        if self._in_memory or is_slow or not self._can_write(segment):
-            segment.backlog.append(line)
-            self._in_memory += 1
-            self._look_at_the_clock(began)
-            return
-        try:
-            written = os.write(segment.descriptor or 0, line)
-        except OSError as error:
-            self._told(error)
-            written = 0
-        segment.on_disk += written
-        if written == len(line):
-            self.spool_error = None
-        else:
+        if not self._in_memory and not self._files.is_slow and self._files.open(segment):
+            written = self._files.write(segment, line)
+            segment.on_disk += written
+        if written < len(line):
             segment.backlog.append(line[written:])
             self._in_memory += 1
-        self._look_at_the_clock(began)
-
-    def _look_at_the_clock(self, began: float) -> None:
-        """A disk that hangs may do so once: what follows is written beside the program."""
-        if self._spool is not None and time.monotonic() - began > _SLOW_S:
-            self._spool.is_slow = True
-
-    def _can_write(self, segment: Segment) -> bool:
-        """Whether there is a file for a segment; it is made where it is not."""
-        if segment.is_frozen:
-            return False
-        if segment.descriptor is not None:
-            return True
-        if self._spool is None or time.monotonic() - self._tried_s < _TRY_AGAIN_S:
-            return False
-        try:
-            if self._folder is None:
-                self._folder = self._spool.begin(self.key.writer)
-            try:
-                segment.descriptor = self._folder.create(segment.number)
-            except FileNotFoundError:
-                # Somebody has removed the folder: what comes from now on has another.
-                self._folder.disown()
-                self._folder = None
-                self._folder = self._spool.begin(self.key.writer)
-                segment.descriptor = self._folder.create(segment.number)
-        except OSError as error:
-            self._told(error)
-            return False
-        return True
-
-    def _told(self, error: OSError) -> None:
-        self.spool_error = f"{error.strerror or type(error).__name__}: {error.filename or 'the spool'}"
-        self._tried_s = time.monotonic()
 
     # --------------------------------------------------------------------------------- beside the program
 
     def flush(self) -> None:
-        """Write what waits in memory to the spool, as far as it takes it now; nobody waits for it meanwhile."""
+        """Write what waits in memory to the spool, as far as it takes it now; nobody waits meanwhile."""
         if not self._in_memory:
             return
-        with self._file_lock:
+        with self._files.lock:
             while self._flush_one():
                 pass
 
@@ -454,40 +339,31 @@ class RunWriter:
             if self._is_busy():
                 return False
             segment = next((each for each in self._all() if each.backlog), None)
-            if segment is None or not self._can_write(segment):
+            if segment is None or not self._files.open(segment):
                 return False
             lines: list[bytes] = []
             for line in segment.backlog:
                 lines.append(line)
-                if sum(map(len, lines)) >= _WRITE_BYTES or len(lines) >= _LINES_AT_ONCE:
+                if len(lines) >= _LINES_AT_ONCE:
                     break
-            data, descriptor = b"".join(lines), segment.descriptor or 0
             segment.is_flushing = True
-        began, written, failed = time.monotonic(), 0, False
+        data, written = b"".join(lines), 0
         try:
-            written = os.write(descriptor, data)
-        except OSError as error:
-            failed = True
-            self._told(error)
+            written = self._files.write(segment, data, is_beside=True)
         finally:
             with self._lock:
                 segment.is_flushing = False
                 if segment.is_forgotten:
-                    self._close_file(segment)
+                    self._files.close(segment)
                 else:
                     self._flushed(segment, lines, written)
-        if self._spool is not None and not failed:
-            self._spool.is_slow = time.monotonic() - began > _QUICK_S
-        return not failed and written == len(data)
+        return written == len(data)
 
     def _flushed(self, segment: Segment, lines: list[bytes], written: int) -> None:
         segment.on_disk += written
-        if written:
-            self.spool_error = None
         for line in lines:
             if written < len(line):
-                if written:
-                    segment.backlog[0] = line[written:]
+                segment.backlog[0] = line[written:]
                 return
             written -= len(line)
             segment.backlog.popleft()
@@ -495,32 +371,11 @@ class RunWriter:
 
     def sync(self, segment: Segment) -> None:
         """See a closed segment to stable storage here, as far as that can be done."""
-        with self._file_lock:
-            folder = self._folder
-            is_whole = segment.is_closed and not segment.backlog and segment.on_disk > 0
-            if folder is None or not is_whole or segment.is_synced or segment.is_forgotten:
-                return
-            try:
-                if not segment.is_renamed:
-                    folder.close_segment(segment.number)
-                    segment.is_renamed = True
-                folder.sync(segment.number)
-            except OSError as error:
-                if not segment.is_forgotten:
-                    self._told(error)
-                return
-            segment.is_synced = True
+        self._files.sync(segment)
         with self._lock:
             kept = [each for each in self._sealed if each.is_synced and each.descriptor is not None]
             for each in kept[:-_KEPT_OPEN]:
-                self._close_file(each)
-
-    @staticmethod
-    def _close_file(segment: Segment) -> None:
-        descriptor = segment.descriptor
-        if descriptor is not None and not segment.is_flushing:
-            segment.descriptor = None
-            os.close(descriptor)
+                self._files.close(each)
 
     def content(self, segment: Segment) -> bytes:
         """All of a segment, from wherever it waits: a file that was removed, too, while it is open.
@@ -528,18 +383,12 @@ class RunWriter:
         Raises:
             OSError: the spool cannot be read.
         """
-        with self._file_lock:  # no other name, and no more bytes, while it is read
+        with self._files.lock:  # no other name, and no more bytes, while it is read
             with self._lock:
                 self._is_busy()
-                folder, on_disk, rest = self._folder, segment.on_disk, b"".join(segment.backlog)
+                on_disk, rest = segment.on_disk, b"".join(segment.backlog)
                 descriptor = None if segment.descriptor is None else os.dup(segment.descriptor)
-            if descriptor is not None:
-                with open(descriptor, "rb") as file:
-                    file.seek(0)
-                    return file.read(on_disk) + rest
-            if not on_disk or folder is None:
-                return rest
-            return folder.read(segment.number, is_closed=segment.is_renamed)[:on_disk] + rest
+            return self._files.read(segment, on_disk, descriptor) + rest
 
     def accepted(self, segment: Segment) -> None:
         """The sink has it: it need not wait here any more."""
@@ -547,7 +396,8 @@ class RunWriter:
             self._is_busy()
             segment.is_accepted = True
             self._forget(segment)
-        self._clear(segment)
+        # Without the lock, since a disk may hang.
+        self._files.clear(segment, is_last=self.is_done)
 
     def _forget(self, segment: Segment) -> None:
         segment.is_forgotten = True
@@ -557,20 +407,7 @@ class RunWriter:
             self.pending_bytes -= segment.size_bytes
         self._in_memory -= len(segment.backlog)
         segment.backlog.clear()
-        self._close_file(segment)
-
-    def _clear(self, segment: Segment) -> None:
-        """Remove a file, and the folder after the last one: without the lock, since a disk may hang."""
-        with self._file_lock:
-            folder = self._folder
-            if folder is None:
-                return
-            # What cannot be removed is found there again later, and in the sink.
-            with contextlib.suppress(OSError):
-                folder.remove(segment.number)
-            if self.is_done:
-                folder.release()
-                self._folder = None
+        self._files.close(segment)
 
     def give_up(self) -> list[Segment]:
         """End it, since another has its id; what the sink has not got, first first, the open one included."""
@@ -590,7 +427,7 @@ class RunWriter:
             segment.is_lost = is_lost
             segment.is_accepted = by is None and not is_lost
             self._forget(segment)
-        self._clear(segment)
+        self._files.clear(segment, is_last=self.is_done)
 
     # ------------------------------------------------------------------------------------------------ looking
 
@@ -601,6 +438,11 @@ class RunWriter:
     @property
     def current(self) -> Segment | None:
         return self._current
+
+    @property
+    def spool_error(self) -> str | None:
+        """Why the spool takes nothing; None: it does."""
+        return self._files.error
 
     @property
     def has_backlog(self) -> bool:
@@ -629,15 +471,11 @@ class RunWriter:
             if descriptor is not None:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-        if self._folder is not None:
-            self._folder.disown()
+        self._files.disown()
 
     def release(self) -> None:
         """Let the folder go: the process ends, and what waits there is the next one's."""
-        with self._file_lock:
-            if self._folder is not None:
-                self._folder.release()
-                self._folder = None
+        self._files.release()
 
 
 def _bare(act: Act) -> Act:
