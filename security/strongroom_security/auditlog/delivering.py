@@ -98,8 +98,8 @@ class Delivery:
             if found is not None:
                 if self._refused >= _IDS_AT_ONCE and pace.failures < _TRIES_OF_AN_ID:
                     raise StoreUnavailableError(
-                        f"something else stands at {segment.key} in {self._settings.sink}, as at whatever
-                        was " f"sent before it: see what answers there"
+                        f"something else stands at {segment.key} in {self._settings.sink}, as at "
+                        "whatever was sent before it: see what answers there"
                     )
                 self._refused += 1
                 return found, "another process writes under its id"

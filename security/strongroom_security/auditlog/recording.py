@@ -329,8 +329,7 @@ class Recording:
             lost=self._losses.total,
         )
 
-    # --------------------------------------------------------------------------------------------- whose
-    it is
+    # ------------------------------------------------------------------------------------------- whose it is
 
     def hold(self, holder: object) -> None:
         """Count an auditor among those that use it, for as long as it lives."""

@@ -295,9 +295,8 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 _KIND: Final = 2
 _NETWORK_KINDS: Final = frozenset(
     {
-        "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "fuse", "gpfs", "ceph", "beegfs", "beegfs_nodev", "
-        ""9p",
-        "afs", "glusterfs", "wekafs", "pvfs2", "orangefs", "panfs",
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "fuse", "gpfs", "ceph", "beegfs", "9p", "afs",
+        "glusterfs", "wekafs", "pvfs2", "orangefs", "panfs",
     }
 )  # fmt: skip
 """File systems that are another machine's, or may be."""
@@ -328,8 +327,7 @@ def _warn_of_a_network(spool: Spool) -> None:
     if kind is not None:
         _LOG.warning(
             "the audit log's spool %s is on %s: while that hangs, events wait in memory alone, and a call "
-            "may "
-            "wait for it once; name a folder on this machine's own disk by spool in [audit]",
+            "may wait for it once; name a folder on this machine's own disk by spool in [audit]",
             spool.path,
             kind,
         )
