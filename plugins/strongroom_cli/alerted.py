@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from strongroom.auditing import Act, Action, Auditor, Outcome, Phase, new_operation
 from strongroom.config import SYSTEM_CLOCK
 from strongroom.errors import ConfigError
-from strongroom.stores.base import Store
-from strongroom_cli.audit_log import asked, open_index, sink_of, tell
+from strongroom_cli.audit_log import asked, explained, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.reconciled import utc
 from strongroom_cli.words import count
 from strongroom_security.auditlog.alerts import Alert, Period, Rule, Rules, Severity, evaluate
 from strongroom_security.auditlog.events import Recorded
 from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.listing import read_segments
-from strongroom_security.auditlog.queries import Question, ask_events
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.queries import Entry, Question, ask_events
+from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["run"]
 
@@ -44,27 +43,29 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--since lies behind --now: there is nothing to judge between them")
     sink = sink_of(options, options.policy)
     options.activity.about(root=sink.uri, run=options.run)
+    vouchers = vouchers_of(options, options.policy)
     with open_index(options, sink) as index:
-        period = Period(since_ms=since_ms, now_ms=now_ms, has_ended=_ended(index, sink))
-        (alerts, told), _ = asked(
+        judged, _ = asked(
             options,
             index,
             sink,
-            lambda: (
-                evaluate(_events_of(index, options.run, now_ms), rules, period),
-                _told_before(index, since_ms) if options.record else frozenset(),
-            ),
+            lambda: _judge(options, index, vouchers, rules, since_ms=since_ms, now_ms=now_ms),
         )
-    recorded = 0
-    if options.record and auditor is not None:
-        recorded = _record(auditor, [each for each in alerts if _name(each) not in told])
+        alerts, told = judged.alerts, judged.told
+        recorded = 0
+        if options.record and auditor is not None:
+            recorded = _record(auditor, [each for each in alerts if _name(each) not in told])
+        if options.now is None:
+            # Whoever asks as if it were another time has not looked for good.
+            explained(lambda: index.set_mark(_scope(options), judged.newest))
     # What it has found is no failure of its own.
     options.activity.note(alerts=len(alerts))
     options.activity.succeed()
     if options.json:
         print_json(
             {
-                "alerts": [_to_json(each) for each in alerts],
+                "alerts": [_to_json(each, judged.doubtful) for each in alerts],
+                "late": judged.late,
                 "now": now_ms,
                 "recorded": recorded,
                 "run": options.run,
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             }
         )
     else:
-        _print(alerts, recorded)
+        _print(alerts, judged, recorded)
     return _FIRED if alerts else 0
 
 
@@ -95,40 +96,96 @@ def _moment(told: tuple[str, int] | None, now_ms: int) -> int:
     return max(0, now_ms - ms) if which == "now" else ms
 
 
-def _events_of(index: Index, run: str | None, now_ms: int) -> Callable[[Rule, int], list[Recorded]]:
-    def events_of(rule: Rule, begin_ms: int) -> list[Recorded]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """What rules have found.
+
+    Attributes:
+        told: names of alerts that are on record already.
+        doubtful: of the events that alerts name, those that nobody vouches for, or that stand in a segment
+            that was touched.
+        late: how many events came only now that are older than was asked for; they are judged too.
+        newest: up to which segment that goes.
+    """
+
+    alerts: list[Alert]
+    told: frozenset[str]
+    doubtful: frozenset[str]
+    late: int
+    newest: int
+
+
+def _judge(
+    options: argparse.Namespace,
+    index: Index,
+    vouchers: Vouchers,
+    rules: Rules,
+    *,
+    since_ms: int,
+    now_ms: int,
+) -> _Judged:
+    newest = index.newest
+    mark = None if options.now is not None else index.mark(_scope(options))
+    earliest = None if mark is None else index.earliest_after(mark)
+    trusted = index.trusted(vouchers)
+    late: set[str] = set()
+    # The event that a rule looks at: each is asked about before the next is taken.
+    at: list[Entry] = []
+
+    def events_of(rule: Rule, begin_ms: int) -> Iterator[Recorded]:
         question = Question(
-            run=run,
+            run=options.run,
             since_ms=begin_ms,
             until_ms=now_ms + 1,
             actions=rule.actions or frozenset(),
             outcomes=rule.outcomes or frozenset(),
         )
-        found = [entry.recorded for entry in ask_events(index, question)]
-        found.reverse()  # they come with the newest first
-        return found
+        for entry in ask_events(index, question, vouchers=vouchers, is_oldest_first=True):
+            if mark is not None and entry.segment_id > mark and entry.recorded.time < since_ms:
+                late.add(entry.recorded.id)
+            at[:] = [entry]
+            yield entry.recorded
 
-    return events_of
-
-
-def _ended(index: Index, sink: Store) -> Callable[[str], bool]:
-    """Whether a writer has ended, by its last segment; read for the few of which a rule asks."""
-    lasts: dict[str, tuple[int, str]] = {}
+    def counts(event: Recorded) -> bool:
+        return not at or at[0].recorded is not event or at[0].counts
 
     def has_ended(writer: str) -> bool:
-        if not lasts:
-            for segment in index.segments().values():
-                lasts[segment.writer] = max(lasts.get(segment.writer, (0, "")), (segment.number, segment.key))
-        _, key = lasts.get(writer, (0, ""))
-        if not key:
-            return False
-        for _, data in read_segments(sink, [key]):
-            if not isinstance(data, str):
-                close = read_segment(key, data, is_canonical=False).close
-                return close is not None and close.is_last
+        for each in index.lasts_of(writer):
+            if not (each.problem or each.doubt or each.has_changed) and each.is_certified(trusted):
+                return each.is_last
         return False
 
-    return has_ended
+    period = Period(
+        since_ms=since_ms,
+        now_ms=now_ms,
+        has_ended=has_ended,
+        is_late=lambda event: event.id in late,
+        counts=counts,
+    )
+    alerts = evaluate(events_of, rules, period, earliest_ms=earliest)
+    told = frozenset[str]()
+    if options.record:
+        told = _told_before(index, since_ms if earliest is None else min(since_ms, earliest))
+    named = {event for alert in alerts for event in alert.evidence}
+    return _Judged(
+        alerts=alerts,
+        told=told,
+        doubtful=frozenset(event for event in named if _is_doubtful(index, event, trusted)),
+        late=len(late),
+        newest=newest,
+    )
+
+
+def _is_doubtful(index: Index, event: str, trusted: frozenset[int] | None) -> bool:
+    writer, _, seq = event.rpartition("-")
+    return any(
+        each.is_doubtful or not each.is_certified(trusted) for each in index.segments_of(writer, int(seq))
+    )
+
+
+def _scope(options: argparse.Namespace) -> str:
+    """Under which name the index keeps how far was looked."""
+    return "alerts" if options.run is None else f"alerts {options.run}"
 
 
 def _name(alert: Alert) -> str:
@@ -162,8 +219,9 @@ def _record(auditor: Auditor, alerts: Sequence[Alert]) -> int:
     return len(alerts)
 
 
-def _to_json(alert: Alert) -> dict[str, Any]:
+def _to_json(alert: Alert, doubtful: frozenset[str]) -> dict[str, Any]:
     return {
+        "doubtful": [each for each in alert.evidence if each in doubtful],
         "evidence": list(alert.evidence),
         "reason": alert.reason,
         "rule": alert.rule,
@@ -173,7 +231,7 @@ def _to_json(alert: Alert) -> dict[str, Any]:
     }
 
 
-def _print(alerts: Sequence[Alert], recorded: int) -> None:
+def _print(alerts: Sequence[Alert], judged: _Judged, recorded: int) -> None:
     console = new_console()
     for alert in alerts:
         where = "" if alert.run is None else f" of run {alert.run}"
@@ -186,6 +244,14 @@ def _print(alerts: Sequence[Alert], recorded: int) -> None:
         )
         if alert.evidence:
             console.print(line(("  see ", "dim"), " ".join(alert.evidence)), soft_wrap=True)
+        doubtful = [each for each in alert.evidence if each in judged.doubtful]
+        if doubtful:
+            console.print(
+                line(("  nobody vouches for ", "bold red"), " ".join(doubtful), ", or it was touched"),
+                soft_wrap=True,
+            )
+    if judged.late:
+        tell(f"judged besides: {count(judged.late, 'event')} from before, which came only now")
     if recorded:
         tell(f"{count(recorded, 'alert')} put on record")
     if not alerts:

@@ -29,7 +29,8 @@ def add_alerts(verbs: Any) -> None:
         metavar="WHEN",
         type=moment,
         default=("now", 24 * 3_600_000),
-        help="what is judged: 24h, 30m, 7d; or a time by ISO 8601 (default: 24h)",
+        help="what is judged, and besides it whatever came only since alerts were asked for the last time: "
+        "24h, 30m, 7d; or a time by ISO 8601 (default: 24h)",
     )
     alerts.add_argument("--rules", metavar="FILE", help="what the rules are set to, TOML")
     alerts.add_argument(

@@ -55,6 +55,22 @@ def add_index(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--no-refresh", action="store_true", help="ask the index as it is; nothing is read of the log"
     )
+    verb.add_argument(
+        "--log-key",
+        metavar="VKEY",
+        action="append",
+        default=[],
+        help="who must have signed the log's tree, as keygen printed it; may be repeated (default: anybody)",
+    )
+    verb.add_argument("--origin", metavar="NAME", help="the log's name (default: the first key's)")
+    verb.add_argument(
+        "--signer",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="a public key whose word on writers counts, as file:audit.pub; may be repeated (default: the "
+        "policy's)",
+    )
 
 
 def moment(text: str) -> tuple[str, int]:

@@ -18,14 +18,16 @@ from strongroom_cli.console import Bar
 from strongroom_cli.words import count, printable
 from strongroom_security.auditlog.index import Index, is_damage
 from strongroom_security.auditlog.indexing import Refreshed, refresh
+from strongroom_security.auditlog.logkeys import parse_verifier
 from strongroom_security.auditlog.trusting import Vouchers
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.signers.opening import open_public_key
+from strongroom_security.tlog.witnesses import LogKeys
 
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
-__all__ = ["asked", "open_index", "sink_of", "tell", "vouchers_of"]
+__all__ = ["asked", "explained", "log_of", "open_index", "sink_of", "tell", "vouchers_of"]
 
 _CACHE: Final = "XDG_CACHE_HOME"
 _NAME_DIGITS: Final = 16
@@ -80,14 +82,14 @@ def open_index(options: argparse.Namespace, sink: Store) -> Index:
         ConfigError: the file cannot be had, or is something else.
     """
     if options.index is not None:
-        return _explained(lambda: Index(Path(options.index), sink=sink.uri))
+        return explained(lambda: Index(Path(options.index), sink=sink.uri))
     home = os.environ.get(_CACHE, "")
     try:
         folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
     except RuntimeError:
         raise ConfigError("this user has no home for the index; name a file for it with --index") from None
     name = f"audit-{hashlib.sha256(sink.uri.encode()).hexdigest()[:_NAME_DIGITS]}.sqlite"
-    return _explained(lambda: Index(folder / "strongroom" / name, sink=sink.uri, is_ours=True))
+    return explained(lambda: Index(folder / "strongroom" / name, sink=sink.uri, is_ours=True))
 
 
 def asked(
@@ -100,7 +102,7 @@ def asked(
     """
 
     def work() -> tuple[_T, Refreshed | None]:
-        refreshed = None if options.no_refresh else _refreshed(index, sink)
+        refreshed = None if options.no_refresh else _refreshed(index, sink, log_of(options))
         return question(), refreshed
 
     def again() -> tuple[_T, Refreshed | None]:
@@ -112,10 +114,24 @@ def asked(
             index.start_anew(str(error))
             return work()
 
-    found = _explained(again)
+    found = explained(again)
     if index.rebuilt is not None:
         tell(f"the index {index.path} could not be used ({index.rebuilt}), and was built anew")
     return found
+
+
+def log_of(options: argparse.Namespace) -> LogKeys | None:
+    """Who must have signed the log's tree, by ``--log-key``; None: nobody was named.
+
+    Raises:
+        ConfigError: ``--origin`` without it.
+    """
+    if not options.log_key:
+        if options.origin:
+            raise ConfigError("--origin is about the log that --log-key names, and it names none")
+        return None
+    keys = tuple(parse_verifier(text) for text in options.log_key)
+    return LogKeys(origin=options.origin or keys[0].name, keys=keys)
 
 
 def tell(message: str) -> None:
@@ -123,7 +139,12 @@ def tell(message: str) -> None:
     sys.stderr.write(f"strongroom: {printable(message)}\n")
 
 
-def _explained(work: Callable[[], _T]) -> _T:
+def explained(work: Callable[[], _T]) -> _T:
+    """What work comes to; an index that fails is told as such.
+
+    Raises:
+        StoreError: the index could not be read or written.
+    """
     try:
         return work()
     except sqlite3.Error as error:
@@ -132,9 +153,9 @@ def _explained(work: Callable[[], _T]) -> _T:
         ) from error
 
 
-def _refreshed(index: Index, sink: Store) -> Refreshed:
+def _refreshed(index: Index, sink: Store, log: LogKeys | None) -> Refreshed:
     with Bar("indexing", counts=True) as bar:
-        found = refresh(index, sink, progress=bar.show)
+        found = refresh(index, sink, log=log, progress=bar.show)
     _tell_some("was changed since it was read, and is told as it is now", found.changed)
     _tell_some("is no more; its events are still told", found.removed)
     _tell_some("is damaged", found.damaged.values())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +23,9 @@ from strongroom.roles import Duty, open_root
 from strongroom_cli import words
 from strongroom_cli.audit_arguments import READS as READING
 from strongroom_cli.audit_arguments import WRITES as WRITING
-from strongroom_cli.audit_log import asked, open_index, sink_of
+from strongroom_cli.audit_log import asked, explained, open_index, sink_of, vouchers_of
 from strongroom_cli.console import line, new_console, new_table, print_json
-from strongroom_security.auditlog.index import IndexCounts
+from strongroom_security.auditlog.index import Index, IndexCounts
 from strongroom_security.auditlog.queries import (
     READS,
     WRITES,
@@ -31,6 +35,7 @@ from strongroom_security.auditlog.queries import (
     ask_events,
     ask_operations,
 )
+from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["run"]
 
@@ -57,6 +62,7 @@ _COLUMNS: Final = (
     "operation",
     "sequenced",
     "doubtful",
+    "certified",
     "events",
 )
 """Of a CSV file; the same for events and for operations."""
@@ -76,40 +82,95 @@ def run(options: argparse.Namespace) -> int:
     question = _question(options)
     options.activity.about(root=sink.uri, run=question.run)
     options.activity.note(**_told(options))
+    vouchers = vouchers_of(options, options.policy)
+    if options.limit == 0 and (options.json or options.csv is not None):
+        with open_index(options, sink) as index:
+            counts, refreshed = asked(options, index, sink, index.counts)
+            told = _told_of(
+                options, question, sink.uri, counts, has_more=False, refreshed=refreshed is not None
+            )
+            # Nothing is put off until the last row is there: there may be more than fit into memory.
+            explained(lambda: _stream(options, question, told, _ask(index, options, question, vouchers)))
+        return 0
     limit = None if options.limit == 0 else options.limit + 1
-
-    def ask() -> tuple[list[_Row], IndexCounts]:
-        rows: list[_Row] = []
-        if options.all:
-            rows += ask_events(index, question, limit=limit)
-        else:
-            rows += ask_operations(index, question, limit=limit)
-        return rows, index.counts()
-
     with open_index(options, sink) as index:
-        (rows, counts), refreshed = asked(options, index, sink, ask)
+        (rows, counts), refreshed = asked(
+            options,
+            index,
+            sink,
+            lambda: (list(islice(_ask(index, options, question, vouchers), limit)), index.counts()),
+        )
     has_more = options.limit > 0 and len(rows) > options.limit
     rows = rows[: options.limit] if has_more else rows
     if options.csv is not None:
         _write_csv(Path(options.csv), rows)
     if options.json:
-        print_json(
-            {
-                "all": options.all,
-                "has_more": has_more,
-                "index": counts.to_json(),
-                "refreshed": refreshed is not None,
-                "rows": [_json_of(row) for row in rows] if options.csv is None else len(rows),
-                "run": question.run,
-                "since": question.since_ms,
-                "sink": sink.uri,
-                "step": question.step,
-                "until": question.until_ms,
-            }
+        told = _told_of(
+            options, question, sink.uri, counts, has_more=has_more, refreshed=refreshed is not None
         )
+        print_json({**told, "rows": [_json_of(row) for row in rows] if options.csv is None else len(rows)})
     else:
         _print(new_console(), options, question, rows, counts, has_more=has_more)
     return 0
+
+
+def _ask(index: Index, options: argparse.Namespace, question: Question, vouchers: Vouchers) -> Iterator[_Row]:
+    if options.all:
+        yield from ask_events(index, question, vouchers=vouchers)
+    else:
+        yield from ask_operations(index, question, vouchers=vouchers)
+
+
+def _told_of(
+    options: argparse.Namespace,
+    question: Question,
+    uri: str,
+    counts: IndexCounts,
+    *,
+    has_more: bool,
+    refreshed: bool,
+) -> dict[str, Any]:
+    """What is told beside the rows."""
+    return {
+        "all": options.all,
+        "has_more": has_more,
+        "index": counts.to_json(),
+        "refreshed": refreshed,
+        "run": question.run,
+        "since": question.since_ms,
+        "sink": uri,
+        "step": question.step,
+        "until": question.until_ms,
+    }
+
+
+def _stream(
+    options: argparse.Namespace, question: Question, told: dict[str, Any], rows: Iterator[_Row]
+) -> None:
+    if options.csv is not None:
+        written = _write_csv(Path(options.csv), rows)
+        if options.json:
+            print_json({**told, "rows": written})
+        else:
+            new_console().print(line("wrote ", (options.csv, "bold"), f": {words.count(written, 'row')}"))
+        return
+    # The same object as `print_json` writes, member by member.
+    between = "{"
+    for name in sorted([*told, "rows"]):
+        sys.stdout.write(f"{between}{json.dumps(name)}: ")
+        if name == "rows":
+            sys.stdout.write("[")
+            for place, row in enumerate(rows):
+                sys.stdout.write((", " if place else "") + _text_of(_json_of(row)))
+            sys.stdout.write("]")
+        else:
+            sys.stdout.write(_text_of(told[name]))
+        between = ", "
+    sys.stdout.write("}\n")
+
+
+def _text_of(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=True, sort_keys=True)
 
 
 # ---------------------------------------------------------------------------------------------- the question
@@ -235,6 +296,7 @@ def _print(
         f"{words.count(number, 'segment')} {what}"
         for number, what in (
             (counts.damaged, "damaged"),
+            (counts.doubtful, "that do not go on from the others of their writer"),
             (counts.changed, "changed since it was first read"),
             (counts.removed, "removed"),
         )
@@ -281,6 +343,8 @@ def _remarks(row: dict[str, Any]) -> list[str | tuple[str, str]]:
     found: list[str | tuple[str, str]] = []
     if row["doubtful"]:
         found.append(("in a segment that was touched ", "bold red"))
+    elif row["certified"] is False:
+        found.append(("by a writer that nobody vouches for ", "bold red"))
     elif not row["sequenced"]:
         found.append(("unproven ", "yellow"))
     if row["path"]:
@@ -300,12 +364,15 @@ def _flat(row: _Row) -> dict[str, Any]:
     return found
 
 
-def _write_csv(path: Path, rows: Sequence[_Row]) -> None:
+def _write_csv(path: Path, rows: Iterable[_Row]) -> int:
+    """Write a new file; how many rows. What cannot be written whole is not left there."""
+    written = 0
     try:
-        with path.open("x", encoding="utf-8", newline="") as file:
+        with path.open("x", encoding="utf-8", newline="") as file, _removed_on_failure(path):
             table = csv.writer(file)
             table.writerow(_COLUMNS)
             for row in rows:
+                written += 1
                 found = _flat(row)
                 for moment in ("time", "ended"):
                     found[moment] = "" if found[moment] is None else _iso(found[moment])
@@ -315,16 +382,30 @@ def _write_csv(path: Path, rows: Sequence[_Row]) -> None:
         raise ConfigError(f"{path} exists; name a new file by --csv") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    return written
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _cell(value: Any) -> str:
-    """A value as text. What a spreadsheet would take for a formula gets a ' before it, as text has there."""
+    """A value as text, in which what no terminal should be told is spelled out.
+
+    What a spreadsheet would take for a formula gets a ' before it, as text has there.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+    is_formula = isinstance(value, str) and text.startswith(_FORMULA)
+    return words.printable(f"'{text}" if is_formula else text)
 
 
 def _utc(ms: int) -> str:

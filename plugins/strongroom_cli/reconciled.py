@@ -19,7 +19,7 @@ from strongroom.roles import Duty, open_root
 from strongroom.stores.base import Store
 from strongroom.stores.s3.location import Location
 from strongroom_cli import words
-from strongroom_cli.audit_log import asked, open_index, sink_of, tell
+from strongroom_cli.audit_log import asked, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.standing import read_history
 from strongroom_security.auditlog.events import Recorded
@@ -42,6 +42,7 @@ from strongroom_security.auditlog.reconciling.joining import (
 )
 from strongroom_security.auditlog.reconciling.operations import LONGEST_MS, Operation, Operations
 from strongroom_security.auditlog.reconciling.sources import KINDS, find_logs, read_log
+from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["run", "utc"]
 
@@ -71,7 +72,11 @@ _COMMITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """All that is told."""
+    """All that is told.
+
+    Attributes:
+        passed: events that account for nothing: nobody vouches for them, or their segment was touched.
+    """
 
     watched: Watched
     joined: Joined
@@ -79,6 +84,7 @@ class _Told:
     counts: IndexCounts
     events: int
     files: int
+    passed: int
 
     @property
     def unrecorded(self) -> list[CommitFinding]:
@@ -108,13 +114,15 @@ def run(options: argparse.Namespace) -> int:
         expected=tuple(options.expected),
     )
     sink = sink_of(options, options.policy)
+    vouchers = vouchers_of(options, options.policy)
+    passed = _Passed()
     with open_index(options, sink) as index:
         (operations, counts), _ = asked(
             options,
             index,
             sink,
             lambda: (
-                Operations(_events(index, watched, settings), run=run_id, root=store.uri),
+                Operations(_events(index, watched, settings, vouchers, passed), run=run_id, root=store.uri),
                 index.counts(),
             ),
         )
@@ -128,6 +136,7 @@ def run(options: argparse.Namespace) -> int:
         counts=counts,
         events=operations.count,
         files=files[0],
+        passed=passed.count,
     )
     # What it has found is no failure of its own.
     options.activity.note(bypasses=sum(each.count for each in joined.bypasses))
@@ -161,16 +170,34 @@ def _watched(options: argparse.Namespace, store: Store, run_id: str) -> Watched:
     return Watched(run=run_id, root=store.uri, bucket=place.bucket, prefix=place.prefix, kms_keys=keys)
 
 
-def _events(index: Index, watched: Watched, settings: Settings) -> Iterator[Recorded]:
-    """The run's events, and those of listings that were made before it was known which run that is."""
+@dataclass(slots=True)
+class _Passed:
+    """How many events were passed over."""
+
+    count: int = 0
+
+
+def _events(
+    index: Index, watched: Watched, settings: Settings, vouchers: Vouchers, passed: _Passed
+) -> Iterator[Recorded]:
+    """The run's events, and those of listings that were made before it was known which run that is.
+
+    Where it is known whose word on writers counts, what anybody may have made up accounts for nothing.
+    """
     since = settings.since_ms
     if since is not None:
         since = max(0, since - settings.window_ms - LONGEST_MS)
-    for entry in ask_events(index, Question(run=watched.run, since_ms=since)):
-        yield entry.recorded
-    for entry in ask_events(index, Question(actions=frozenset({Action.LIST.value}), since_ms=since)):
-        if entry.recorded.run is None:
-            yield entry.recorded
+    passed.count = 0
+    of_run = Question(run=watched.run, since_ms=since)
+    listings = Question(actions=frozenset({Action.LIST.value}), since_ms=since)
+    for question in (of_run, listings):
+        for entry in ask_events(index, question, vouchers=vouchers):
+            if question is listings and entry.recorded.run is not None:
+                continue
+            if entry.counts:
+                yield entry.recorded
+            else:
+                passed.count += 1
 
 
 def _accesses(options: argparse.Namespace, settings: Settings, files: list[int]) -> Iterator[Access | Damage]:
@@ -238,6 +265,7 @@ def _to_json(told: _Told) -> dict[str, Any]:
         "matched": joined.matched,
         "open": joined.open,
         "others": joined.others,
+        "passed_over": told.passed,
         "root": told.watched.root,
         "run": told.watched.run,
         "unlisted": joined.unlisted,
@@ -355,6 +383,11 @@ def _print_end(console: Console, told: _Told) -> None:
     )
     if joined.unlisted:
         tell(f"{joined.unlisted:,} more accesses are told by none of these lines: they are too many")
+    if told.passed:
+        tell(
+            f"{words.count(told.passed, 'event')} of the run account for nothing: nobody vouches for their "
+            "writers, or their segments were touched; see 'strongroom audit verify'"
+        )
     if unproven:
         tell(
             f"{unproven:,} of the log's {told.counts.events:,} events are not in its tree: unproven; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -9,17 +10,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_making import (
     ANN,
     KEYS,
+    LOG,
+    LOG_KEY,
+    STRANGER,
+    TIME_MS,
+    VOUCHERS,
     act,
     actor,
+    certificate,
     edit,
     key_of,
     keys_in,
@@ -43,8 +52,10 @@ from strongroom_security.auditlog.indexing import refresh
 from strongroom_security.auditlog.listing import list_segments
 from strongroom_security.auditlog.queries import Question, ask_events
 from strongroom_security.auditlog.rows import recorded_from, rows_of
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.segments import SegmentChain, read_segment
 from strongroom_security.auditlog.spreading import WORTH_IT_BYTES, spread
+from strongroom_security.tlog.notekeys import NoteSigner
+from strongroom_security.tlog.witnesses import LogKeys
 
 SINK = "memory:///log"
 
@@ -83,6 +94,7 @@ def test_the_index_says_of_every_event_what_its_segment_says(path: Path) -> None
         assert index.counts().to_json() == {
             "changed_segments": 0,
             "damaged_segments": 0,
+            "doubtful_segments": 0,
             "events": 10,
             "removed_segments": 0,
             "segments": 5,
@@ -463,3 +475,149 @@ def _dies(data: bytes) -> int:
 def test_a_process_that_is_killed_is_done_without() -> None:
     things = [bytes(number) for number in range(12)]
     assert list(spread(_dies, things, size_bytes=WORTH_IT_BYTES, processes=2)) == list(range(12))
+
+
+# ------------------------------------------------------------------------------------- whom it believes
+
+
+def forged(writer: str = ANN, *, seed: int = 9, number: int = 9, seq: int = 500) -> dict[str, bytes]:
+    """A segment under a writer's name by somebody who has not its key."""
+    key = key_of(writer, "run-a", seed)
+    chain = SegmentChain(key)
+    chain._segment, chain._seq = number - 1, seq
+    lines = [chain.open(time_ms=TIME_MS, certificate=None)]
+    lines.append(chain.add(act(0, outcome=Outcome.DENIED, reason="forged"), actor(), time_ms=TIME_MS + 1))
+    lines.append(chain.close(time_ms=TIME_MS + 2, is_last=True))
+    return {chain.key: b"".join(lines)}
+
+
+def plan_instead(sink: Any, key: str, data: bytes) -> bytes:
+    """Put a plan that names a segment in the place of the tree's first; what stood there."""
+    (name,) = sink.list_names("tlog/plans")
+    old: bytes = sink.read(f"tlog/plans/{name}", limit_bytes=1 << 20)
+    value = canonical.decode(old, "a plan", canonical.Bounds(length_bytes=1 << 20))
+    size = sum(each["lines"] for each in value["segments"])
+    mine = {"key": key, "sha256": sha256(data).hexdigest(), "lines": data.count(b"\n"), "follows_gap": False}
+    value["segments"] = [mine, *value["segments"][1:]]
+    assert size
+    put(sink, f"tlog/plans/{name}", canonical.encode(value))
+    return old
+
+
+def test_a_forged_plan_puts_no_event_into_the_tree_and_hides_none_that_is_there(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    ((key, data),) = forged("d" * 32, number=1, seq=0).items()
+    sink.put(key, data)
+    plan_instead(sink, key, data)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        leaves = {entry.recorded.id: entry.leaf for entry in ask_events(index, Question())}
+        assert [event for event, leaf in leaves.items() if leaf is None] == [f"{'d' * 32}-1"]
+        assert index.counts().sequenced == 10
+
+
+@pytest.mark.parametrize("content", (None, b"{}"))
+def test_where_a_plan_is_missing_or_none_the_trees_own_entries_tell(
+    path: Path, content: bytes | None
+) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    (name,) = sink.list_names("tlog/plans")
+    sink.delete(f"tlog/plans/{name}")
+    if content is not None:
+        sink.put(f"tlog/plans/{name}", content)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert index.counts().sequenced == 10
+
+
+def test_a_tree_that_was_made_anew_is_not_believed_by_what_was_known_of_the_old_one(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = pristine()
+    sink = sink_with(whole, has_tree=True)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert index.counts().sequenced == 10
+        sink.delete_tree("tlog")
+        other = sink_with({key: whole[key] for key in sorted(whole)[:1]}, has_tree=True)
+        for name in ("checkpoint", "tile/0/000.p/4", "tile/entries/000.p/4", "plans/0.json"):
+            sink.put(f"tlog/{name}", other.read(f"tlog/{name}", limit_bytes=1 << 20))
+        refresh(index, sink)
+        assert index.counts().sequenced == 2
+    assert "is not the one that it was, grown" in caplog.text
+
+
+def test_a_tree_that_the_named_log_has_not_signed_proves_nothing(path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    with opened(path, sink) as index:
+        refresh(index, sink, log=LOG.keys)
+        assert (index.counts().sequenced, index.tree.is_signed) == (10, True)
+        stranger = NoteSigner(LOG_KEY.key.name, Ed25519PrivateKey.from_private_bytes(b"\x09" * 32))
+        refresh(index, sink, log=LogKeys(origin=LOG.origin, keys=(stranger.key,)))
+        assert index.counts().sequenced == 0
+
+
+def test_a_segment_by_another_key_than_its_writers_is_doubtful_and_casts_no_doubt(path: Path) -> None:
+    sink = sink_with(pristine() | forged(), has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert [e.recorded.reason for e in ask_events(index, Question()) if e.is_doubtful] == ["forged"]
+        assert index.counts().doubtful == 1
+
+
+@pytest.mark.parametrize(("number", "seq"), ((2, 4), (9, 2)))
+def test_a_segment_that_does_not_go_on_from_its_writers_is_doubtful(
+    path: Path, number: int, seq: int
+) -> None:
+    """By who has the key, even: what is in the tree is believed first."""
+    whole = pristine()
+    kept = {key: whole[key] for key in sorted(whole)[:1]}
+    sink = sink_with(kept, has_tree=True)
+    for key, data in forged(seed=1, number=number, seq=seq).items():
+        sink.put(key, data)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert [e.recorded.reason for e in ask_events(index, Question()) if e.is_doubtful] == ["forged"]
+
+
+def test_it_knows_for_which_writers_a_named_signer_vouches(path: Path) -> None:
+    known, strange = key_of("1" * 32, "run-a", 1), key_of("2" * 32, "run-a", 2)
+    bare = key_of("3" * 32, "run-a", 3)
+    segments: dict[str, bytes] = {}
+    for key, vouched in (
+        (known, certificate(known)),
+        (strange, certificate(strange, STRANGER)),
+        (bare, None),
+    ):
+        segments |= segments_of(key, [1], is_last=True, vouched=vouched)
+    stolen = key_of("4" * 32, "run-a", 4)
+    segments |= segments_of(stolen, [1], is_last=True, vouched=certificate(known))
+    sink = sink_with(segments, has_tree=False)
+    with opened(path, sink) as index:
+        refresh(index, sink)
+        assert {e.is_certified for e in ask_events(index, Question())} == {None}
+        for _ in range(2):  # asked of the index the second time
+            told = ask_events(index, Question(), vouchers=VOUCHERS)
+            assert {e.recorded.id[0]: e.is_certified for e in told} == {
+                "1": True,
+                "2": False,
+                "3": False,
+                "4": False,
+            }
+
+
+@pytest.mark.parametrize("number", (b"NaN", b"1e999", b"-Infinity", b"9007199254740993"))
+def test_a_number_that_canonical_json_has_not_is_damage_and_never_told(path: Path, number: bytes) -> None:
+    sink = sink_with(pristine(), has_tree=False)
+    key = keys_in(sink)[0]
+    edit(
+        sink,
+        key,
+        lambda lines: [lines[0], lines[1].replace(b'"size_bytes":3', b'"size_bytes":' + number), *lines[2:]],
+    )
+    with opened(path, sink) as index:
+        assert set(refresh(index, sink).damaged) == {key}
+        assert len(ids(index)) == 9
+    value = json.loads(pristine()[key].split(b"\n")[1].replace(b'"size_bytes":3', b'"size_bytes":' + number))
+    with pytest.raises(FormatError, match="none that canonical JSON holds"):
+        rows_of(value, ANN)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_making import TIME_MS, actor, key_of, sink_with
+from log_making import (
+    TIME_MS,
+    VOUCHERS,
+    actor,
+    certificate,
+    key_of,
+    sink_with,
+)
 
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.layout import CheckpointName
@@ -23,6 +31,7 @@ from strongroom_security.auditlog.queries import (
     statement_of,
 )
 from strongroom_security.auditlog.segments import SegmentChain
+from strongroom_security.auditlog.trusting import Vouchers
 
 HOUR_MS = 3_600_000
 
@@ -91,7 +100,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
         yield made
 
 
-def told(operations: list[Operation]) -> list[tuple[str, str, str]]:
+def told(operations: Iterable[Operation]) -> list[tuple[str, str, str]]:
     return [(each.begin.action, each.outcome, each.begin.user) for each in operations]
 
 
@@ -99,7 +108,7 @@ READ_IT = Question(run="run-a", step=100, actions=READS, or_intended=True)
 
 
 def test_who_read_this_checkpoint_when_and_from_where(index: Index) -> None:
-    found = ask_operations(index, READ_IT)
+    found = list(ask_operations(index, READ_IT))
     assert told(found) == [
         ("export", "denied", "eve"),
         ("restore", "success", "bob"),
@@ -200,3 +209,124 @@ def test_no_question_looks_at_every_event(index: Index, question: Question, by: 
     plan = [row[3] for row in index.select(f"EXPLAIN QUERY PLAN {statement}", values)]
     assert f"SEARCH e USING INDEX {by}" in plan
     assert not any(step.startswith(("SCAN e", "SCAN s")) for step in plan)
+
+
+# ------------------------------------------------------------------------ one operation, and whose it is
+
+
+def indexed(path: Path, *chains: tuple[Any, list[tuple[Any, Act]]], vouched: bool = True) -> Index:
+    """An index of writers, each with one segment of these events by these actors."""
+    segments: dict[str, bytes] = {}
+    for key, events in chains:
+        chain = SegmentChain(key)
+        lines = [chain.open(time_ms=TIME_MS, certificate=certificate(key) if vouched else None)]
+        lines += [chain.add(act, who, time_ms=TIME_MS + at) for at, (who, act) in enumerate(events)]
+        segments[chain.key] = b"".join([*lines, chain.close(time_ms=TIME_MS)])
+    sink = sink_with(segments, has_tree=False)
+    made = Index(path / "index.sqlite", sink=sink.uri)
+    refresh(made, sink)
+    return made
+
+
+def intent(**more: Any) -> Act:
+    return did(Action.RESTORE, Phase.INTENDED, Outcome.UNKNOWN, 9, **more)
+
+
+def ending(outcome: Outcome = Outcome.SUCCESS, **more: Any) -> Act:
+    return did(Action.RESTORE, Phase.FINISHED, outcome, 9, **more)
+
+
+ONE = actor("bob", host="node-7", pid=1)
+"""As `key_of` opens segments: process 1 of node-7."""
+
+
+def of_process(number: int, run: str | None, pid: int = 1) -> Any:
+    return replace(key_of(f"{number:032x}", run, pid), private=key_of("0" * 32, None, number).private)
+
+
+def test_an_operation_that_spans_two_writers_of_one_process_is_told_once(tmp_path: Path) -> None:
+    first = (of_process(1, None), [(ONE, intent(run=None))])
+    second = (of_process(2, "run-a"), [(ONE, ending())])
+    with indexed(tmp_path, first, second) as index:
+        for vouchers in (VOUCHERS, Vouchers()):
+            (found,) = ask_operations(index, Question(), vouchers=vouchers)
+            assert [each.recorded.phase for each in found.entries] == ["intended", "finished"]
+            assert found.outcome == "success"
+
+
+@pytest.mark.parametrize("pid", (1, 2))
+def test_another_process_cannot_say_how_an_operation_ended(tmp_path: Path, pid: int) -> None:
+    """Nor one that says it is the same, where it is known who vouches for writers."""
+    first = (of_process(1, "run-a"), [(ONE, intent())])
+    other = (of_process(2, "run-a", pid=2), [(replace(ONE, pid=pid), ending(Outcome.DENIED))])
+    with indexed(tmp_path, first, other) as index:
+        assert sorted(each.outcome for each in ask_operations(index, Question())) == ["denied", "unknown"]
+
+
+def test_who_is_not_vouched_for_cannot_say_how_an_operation_of_who_is_ended(tmp_path: Path) -> None:
+    forger = SegmentChain(of_process(2, "run-a"))
+    lines = [forger.open(time_ms=TIME_MS, certificate=None)]
+    lines.append(forger.add(ending(Outcome.DENIED), ONE, time_ms=TIME_MS + 5))
+    honest = of_process(1, "run-a")
+    chain = SegmentChain(honest)
+    whole = [chain.open(time_ms=TIME_MS, certificate=certificate(honest))]
+    whole += [chain.add(each, ONE, time_ms=TIME_MS) for each in (intent(), ending())]
+    segments = {
+        forger.key: b"".join([*lines, forger.close(time_ms=TIME_MS)]),
+        chain.key: b"".join([*whole, chain.close(time_ms=TIME_MS)]),
+    }
+    sink = sink_with(segments, has_tree=False)
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as index:
+        refresh(index, sink)
+        found = ask_operations(index, Question(), vouchers=VOUCHERS)
+        told = {each.outcome: each.is_certified for each in found}
+        assert told == {"success": True, "denied": False}
+
+
+def test_a_forged_segment_under_a_writers_name_joins_none_of_its_operations(tmp_path: Path) -> None:
+    honest = of_process(1, "run-a")
+    chain = SegmentChain(honest)
+    whole = [chain.open(time_ms=TIME_MS, certificate=None)]
+    whole += [chain.add(each, ONE, time_ms=TIME_MS) for each in (intent(), ending())]
+    forger = SegmentChain(replace(honest, private=key_of("0" * 32, None, 9).private))
+    forger._segment, forger._seq = 98, 500
+    lines = [forger.open(time_ms=TIME_MS, certificate=None)]
+    lines.append(forger.add(ending(Outcome.DENIED), ONE, time_ms=TIME_MS + 1000))
+    segments = {
+        chain.key: b"".join([*whole, chain.close(time_ms=TIME_MS)]),
+        forger.key: b"".join([*lines, forger.close(time_ms=TIME_MS)]),
+    }
+    sink = sink_with(segments, has_tree=False)
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as index:
+        refresh(index, sink)
+        told = {each.outcome: each.is_doubtful for each in ask_operations(index, Question())}
+        assert told == {"denied": True, "success": False}
+
+
+def test_what_was_recorded_again_is_told_once_and_what_was_not_in_the_log_before_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    old, new = of_process(1, "run-a"), of_process(2, "run-a", pid=5)
+    name = old.writer
+    again = {"first_recorded_as": f"{name}-1"}
+    lost = {"first_recorded_as": f"{name}-7"}
+    with indexed(
+        tmp_path,
+        (old, [(ONE, intent())]),
+        (new, [(ONE, intent(details=again)), (ONE, ending(details=lost))]),
+    ) as index:
+        assert [each.recorded.phase for each in ask_events(index, Question())] == ["finished", "intended"]
+        (found,) = ask_operations(index, Question())
+        assert (found.outcome, len(found.entries)) == ("success", 2)
+        assert len(list(ask_events(index, Question(), limit=1))) == 1
+    other = {"first_recorded_as": f"{name}-1"}
+    (tmp_path / "b").mkdir()
+    liar = (new, [(ONE, ending(Outcome.DENIED, details=other))])
+    with indexed(tmp_path / "b", (old, [(ONE, intent())]), liar) as index:
+        assert len(list(ask_events(index, Question()))) == 2  # it is not what stands there
+
+
+def test_operations_come_as_they_are_taken(index: Index) -> None:
+    whole = ask_operations(index, Question())
+    assert next(whole).begin.action == "save"
+    assert len(list(whole)) == 7

@@ -71,7 +71,7 @@ RULES: Final = (
         name="denied-burst",
         evaluate=denied_burst,
         outcomes=frozenset({Outcome.DENIED.value}),
-        looks_back_ms=lambda settings: 0,
+        looks_back_ms=lambda settings: settings.minutes * 60_000,
     ),
     Rule(
         name="saves-stopped",
@@ -101,19 +101,26 @@ RULES: Final = (
 
 
 def evaluate(
-    events_of: Callable[[Rule, int], Iterable[Recorded]], rules: Rules, period: Period
+    events_of: Callable[[Rule, int], Iterable[Recorded]],
+    rules: Rules,
+    period: Period,
+    *,
+    earliest_ms: int | None = None,
 ) -> list[Alert]:
     """What the rules that are on find, the gravest first, then the newest.
 
     Args:
-        events_of: the events that a rule needs to see, from a moment on, in the order of their time.
+        events_of: the events that a rule needs to see, from a moment on, in the order of their time. Each is
+            looked at once.
+        earliest_ms: the time of the earliest event that is late, if any is.
     """
+    first_ms = period.since_ms if earliest_ms is None else min(period.since_ms, earliest_ms)
     settings: dict[str, Any] = {rule.name: getattr(rules, rule.name.replace("-", "_")) for rule in RULES}
     found: list[Alert] = []
     for rule in RULES:
         set_to = settings[rule.name]
         if set_to.enabled:
-            begin = max(0, int(period.since_ms - rule.looks_back_ms(set_to)))
+            begin = max(0, int(first_ms - rule.looks_back_ms(set_to)))
             found += rule.evaluate(events_of(rule, begin), set_to, period)
     order = [Severity.HIGH, Severity.MEDIUM, Severity.LOW]
     return sorted(found, key=lambda alert: (order.index(alert.severity), -alert.time, alert.rule))

@@ -19,14 +19,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from strongroom.errors import ConfigError, StoreUnavailableError
-from strongroom_security.auditlog.rows import ActorRow, SegmentRows
+from strongroom_security.auditlog.doubts import Link, doubts
+from strongroom_security.auditlog.leaves import NO_TREE, Held, KnownTree
+from strongroom_security.auditlog.lines import Certificate, certified_bytes
+from strongroom_security.auditlog.rows import ActorRow, Opening, SegmentRows
+from strongroom_security.auditlog.trusting import Voucher, Vouchers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["INDICES", "SCHEMA", "Index", "IndexCounts", "IndexedSegment", "is_damage"]
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Of the tables below; another one's file is thrown away and built again."""
 
 _APPLICATION: Final = 0x5372_4164
@@ -37,16 +41,27 @@ _BUSY_S: Final = 60.0
 _LOCK_S: Final = 600.0
 _POLL_S: Final = 0.05
 _CACHE_KIB: Final = 131_072
+_AT_ONCE: Final = 64
+"""Segments that are taken in at once."""
 
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS segments (
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, run TEXT, writer TEXT NOT NULL,
-        number INTEGER NOT NULL, version TEXT NOT NULL, digest BLOB NOT NULL,
+        id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, run TEXT, writer TEXT NOT NULL,
+        number INTEGER NOT NULL, version TEXT NOT NULL, digest BLOB NOT NULL, leaves BLOB NOT NULL,
         lines INTEGER NOT NULL, events INTEGER NOT NULL, first_seq INTEGER NOT NULL,
-        first_row INTEGER NOT NULL, leaf INTEGER, problem TEXT, has_changed INTEGER NOT NULL,
-        is_removed INTEGER NOT NULL)""",
+        first_prev TEXT NOT NULL, last_hash TEXT NOT NULL, first_row INTEGER NOT NULL,
+        earliest INTEGER, opened INTEGER, salvager INTEGER, is_last INTEGER NOT NULL, leaf INTEGER,
+        problem TEXT, doubt TEXT, has_changed INTEGER NOT NULL, is_removed INTEGER NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS segments_writer ON segments (writer, number)",
+    """CREATE TABLE IF NOT EXISTS held (
+        key TEXT PRIMARY KEY, leaf INTEGER NOT NULL, leaves BLOB NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS writers (
+        id INTEGER PRIMARY KEY, writer TEXT NOT NULL, public BLOB NOT NULL, run TEXT NOT NULL,
+        host TEXT NOT NULL, pid INTEGER NOT NULL, UNIQUE (writer, public, run, host, pid))""",
+    """CREATE TABLE IF NOT EXISTS certificates (
+        writer INTEGER NOT NULL, key_id TEXT NOT NULL, signature BLOB NOT NULL, is_good INTEGER,
+        PRIMARY KEY (writer, key_id, signature)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS actors (
         id INTEGER PRIMARY KEY, user TEXT NOT NULL, host TEXT NOT NULL, ip TEXT, pid INTEGER NOT NULL,
         identity TEXT, role TEXT, rank INTEGER, job TEXT NOT NULL)""",
@@ -75,23 +90,46 @@ _INSERT: Final = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _INSERT_SEGMENT: Final = (
-    "INSERT INTO segments (key, run, writer, number, version, digest, lines, events, first_seq, first_row, "
-    "problem, has_changed, is_removed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
+    "INSERT INTO segments (key, run, writer, number, version, digest, leaves, lines, events, first_seq, "
+    "first_prev, last_hash, first_row, earliest, opened, salvager, is_last, problem, has_changed, "
+    "is_removed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
+)
+_WRITER: Final = "SELECT id FROM writers WHERE writer = ? AND public = ? AND run = ? AND host = ? AND pid = ?"
+_INSERT_WRITER: Final = "INSERT INTO writers (writer, public, run, host, pid) VALUES (?, ?, ?, ?, ?)"
+_CERTIFICATES: Final = (
+    "SELECT c.writer, c.key_id, c.signature, c.is_good, w.writer, w.public, w.run, w.host, w.pid "
+    "FROM certificates c JOIN writers w ON w.id = c.writer"
+)
+_JUDGE_CERTIFICATE: Final = (
+    "UPDATE certificates SET is_good = ? WHERE writer = ? AND key_id = ? AND signature = ?"
+)
+_LINKS: Final = (
+    "SELECT writer, id, number, opened, first_seq, first_prev, first_seq + lines, last_hash, leaf, "
+    "problem IS NULL, doubt FROM segments"
+)
+_PLACE: Final = (
+    "UPDATE segments SET leaf = (SELECT h.leaf FROM held h WHERE h.key = segments.key AND h.leaves = "
+    "segments.leaves)"
 )
 _INSERT_ACTOR: Final = (
     "INSERT INTO actors (user, host, ip, pid, identity, role, rank, job) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _ACTORS: Final = "SELECT id, user, host, ip, pid, identity, role, rank, job FROM actors"
 _SEGMENTS: Final = (
-    "SELECT id, key, run, writer, number, version, digest, lines, events, first_seq, leaf, problem, "
-    "has_changed, is_removed FROM segments"
+    "SELECT id, key, run, writer, number, version, digest, leaves, lines, events, first_seq, opened, "
+    "salvager, is_last, leaf, problem, doubt, has_changed, is_removed FROM segments"
 )
-_SEGMENT_OF: Final = f"{_SEGMENTS} WHERE writer = ? AND first_seq <= ? AND first_seq + lines > ?"
+_SEGMENTS_OF: Final = (
+    f"{_SEGMENTS} WHERE writer = ? AND first_seq <= ? AND first_seq + lines > ? "
+    "ORDER BY doubt IS NOT NULL, problem IS NOT NULL, leaf IS NULL, id"
+)
+_LAST_OF: Final = f"{_SEGMENTS} WHERE writer = ? ORDER BY number DESC"
 _COUNTS: Final = (
     "SELECT count(*), ifnull(sum(events), 0), ifnull(sum(CASE WHEN leaf IS NULL THEN 0 ELSE events END), 0), "
-    "count(problem), ifnull(sum(has_changed), 0), ifnull(sum(is_removed), 0) FROM segments"
+    "count(problem), count(doubt), ifnull(sum(has_changed), 0), ifnull(sum(is_removed), 0) FROM segments"
 )
-_PLANNED: Final = "planned"
+_TREE: Final = "tree"
+_MARK: Final = "mark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +138,12 @@ class IndexedSegment:
 
     Attributes:
         version: by which the store tells whether it may have changed.
-        digest: SHA-256 of what was read.
+        digest: SHA-256 of what was read; ``leaves`` is that of its lines' hashes as leaves.
+        opened, salvager: by whom, as a number of `Index.trusted`; None: that is not known, or nobody.
+        is_last: its writer has ended with it.
         leaf: of its opening line in the tree; None: it is not known to be sequenced.
         problem: what was wrong with it, at its first place; None: nothing in itself.
+        doubt: why it may not be its writer's; None: it goes on from the others.
         has_changed: it was another one once.
         is_removed: it is no more.
     """
@@ -114,13 +155,28 @@ class IndexedSegment:
     number: int
     version: str
     digest: bytes
+    leaves: bytes
     lines: int
     events: int
     first_seq: int
+    opened: int | None
+    salvager: int | None
+    is_last: bool
     leaf: int | None
     problem: str | None
+    doubt: str | None
     has_changed: bool
     is_removed: bool
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.problem is not None or self.doubt is not None or self.has_changed or self.is_removed
+
+    def is_certified(self, trusted: frozenset[int] | None) -> bool:
+        """Whether somebody trusted vouches for whoever wrote and closed it; nobody was named: all is."""
+        if trusted is None:
+            return True
+        return self.opened in trusted and (self.salvager is None or self.salvager in trusted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +184,16 @@ class IndexCounts:
     """How much is in the index, and how far it can be believed.
 
     Attributes:
-        sequenced: events of segments that the tree's plans name.
-        damaged, changed, removed: segments with something wrong in them, that were another one once, and that
-            are no more.
+        sequenced: events of segments that the tree holds.
+        damaged, doubtful, changed, removed: segments with something wrong in them, that may not be their
+            writer's, that were another one once, and that are no more.
     """
 
     segments: int
     events: int
     sequenced: int
     damaged: int
+    doubtful: int
     changed: int
     removed: int
 
@@ -144,6 +201,7 @@ class IndexCounts:
         return {
             "changed_segments": self.changed,
             "damaged_segments": self.damaged,
+            "doubtful_segments": self.doubtful,
             "events": self.events,
             "removed_segments": self.removed,
             "segments": self.segments,
@@ -170,6 +228,8 @@ class Index:
         self._sink = sink
         self._is_ours = is_ours
         self._actors: dict[tuple[Any, ...], int] = {}
+        self._writers: dict[tuple[Any, ...], int] = {}
+        self._pending = 0
         self._connection = self._open()
 
     # ------------------------------------------------------------------------------------------------ opening
@@ -194,6 +254,7 @@ class Index:
     def _know_actors(self) -> None:
         rows = self._connection.execute(_ACTORS)
         self._actors = {row[1:]: row[0] for row in rows}
+        self._writers.clear()
 
     def _check_kind(self) -> None:
         """Refuse to take for an index, and perhaps to throw away, what is somebody's other file."""
@@ -254,6 +315,7 @@ class Index:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self.rebuilt = why
         self._actors.clear()
+        self._writers.clear()
         return self._connect()
 
     def start_anew(self, why: str) -> None:
@@ -311,10 +373,24 @@ class Index:
         rows = self._connection.execute(_SEGMENTS)
         return {row[1]: _segment(row) for row in rows}
 
+    @contextlib.contextmanager
+    def taking_in(self) -> Iterator[None]:
+        """While segments are put: what was put stays, whatever ends it."""
+        self._pending = 0
+        try:
+            yield
+        finally:
+            self._commit()
+
+    def _commit(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+        self._pending = 0
+
     def put(self, segment: SegmentRows, *, version: str, has_changed: bool) -> None:
         """Take a segment in, or another one in its place; all of it or nothing."""
         connection = self._connection
-        with self._transaction():
+        with self._step():
             old = connection.execute(
                 "SELECT id, first_row, events, digest FROM segments WHERE key = ?", (segment.key,)
             ).fetchone()
@@ -333,10 +409,17 @@ class Index:
                     segment.number,
                     version,
                     segment.digest,
+                    segment.leaves,
                     segment.lines,
                     len(segment.events),
                     segment.first_seq,
+                    segment.first_prev,
+                    segment.last_hash,
                     first_row,
+                    min((event[2] for _, event, _ in segment.events), default=None),
+                    self._writer(segment.opened),
+                    self._writer(segment.salvager),
+                    segment.is_last,
                     segment.problem,
                     has_changed,
                 ),
@@ -357,19 +440,69 @@ class Index:
             )
 
     @property
-    def planned(self) -> int:
-        """Up to which size of the tree `note_sequenced` was told what it holds."""
-        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (_PLANNED,)).fetchone()
-        return 0 if row is None else int(row[0])
+    def tree(self) -> KnownTree:
+        """Up to where it is known which segments the tree holds."""
+        found = self._fact(_TREE)
+        if found is None:
+            return NO_TREE
+        size, root, is_signed = found.split(" ")
+        return KnownTree(size=int(size), root=bytes.fromhex(root), is_signed=is_signed == "1")
 
-    def note_sequenced(self, leaves: Mapping[str, tuple[int, bytes]], planned: int) -> None:
-        """Note which segments the tree holds: the leaf of each one's opening line, and its digest, by key."""
+    def note_held(self, segments: Mapping[str, Held], tree: KnownTree | None, *, begin: int) -> None:
+        """Note which segments the tree holds from a leaf on, and up to where that goes.
+
+        Args:
+            tree: None: of no tree anything is known any more.
+        """
         with self._transaction():
+            self._connection.execute("DELETE FROM held WHERE leaf >= ?", (begin,))
             self._connection.executemany(
-                "UPDATE segments SET leaf = ? WHERE key = ? AND digest = ?",
-                [(leaf, key, digest) for key, (leaf, digest) in leaves.items()],
+                "INSERT OR IGNORE INTO held VALUES (?, ?, ?)",
+                [(key, each.leaf, each.leaves) for key, each in segments.items()],
             )
-            self._connection.execute("REPLACE INTO facts VALUES (?, ?)", (_PLANNED, str(planned)))
+            if tree is None:
+                self._connection.execute("DELETE FROM facts WHERE name = ?", (_TREE,))
+            else:
+                told = f"{tree.size} {tree.root.hex()} {int(tree.is_signed)}"
+                self._connection.execute("REPLACE INTO facts VALUES (?, ?)", (_TREE, told))
+
+    def judge(self) -> None:
+        """Find out which segments stand in the tree, and which do not go on from their writer's others."""
+        links: dict[str, list[Link]] = {}
+        before: dict[int, str | None] = {}
+        with self._transaction():
+            self._connection.execute(_PLACE)
+            for writer, *row, is_whole, doubt in self._connection.execute(_LINKS):
+                before[row[0]] = doubt
+                links.setdefault(writer, []).append(_link(row, is_whole))
+            found = {number: why for several in links.values() for number, why in doubts(several).items()}
+            changed = [(found.get(each), each) for each, was in before.items() if found.get(each) != was]
+            self._connection.executemany("UPDATE segments SET doubt = ? WHERE id = ?", changed)
+
+    def mark(self, scope: str) -> int | None:
+        """How far whoever asks regularly has looked, as `newest` was then; None: it never has."""
+        found = self._fact(f"{_MARK} {scope}")
+        return None if found is None else int(found)
+
+    def set_mark(self, scope: str, newest: int) -> None:
+        with self._transaction():
+            self._connection.execute("REPLACE INTO facts VALUES (?, ?)", (f"{_MARK} {scope}", str(newest)))
+
+    @property
+    def newest(self) -> int:
+        """The number of the segment that was taken in last; none is ever given twice."""
+        row = self._connection.execute("SELECT ifnull(max(seq), 0) FROM sqlite_sequence").fetchone()
+        return int(row[0])
+
+    def earliest_after(self, mark: int) -> int | None:
+        """The time of the earliest event in what was taken in since; None: nothing was."""
+        statement = "SELECT min(earliest) FROM segments WHERE id > ?"
+        found: int | None = self._connection.execute(statement, (mark,)).fetchone()[0]
+        return found
+
+    def _fact(self, name: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
 
     def finish(self) -> None:
         """Make what questions go by, where it is missing, and let SQLite look at how things are spread."""
@@ -390,6 +523,40 @@ class Index:
             raise
         self._connection.execute("COMMIT")
 
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """A part of a transaction of many: all of it or nothing."""
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("SAVEPOINT step")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK TO step")
+                self._know_actors()
+            raise
+        self._connection.execute("RELEASE step")
+        self._pending += 1
+        if self._pending >= _AT_ONCE:
+            self._commit()
+
+    def _writer(self, opening: Opening | None) -> int | None:
+        if opening is None:
+            return None
+        who = (opening.writer, opening.public, opening.run, opening.host, opening.pid)
+        known = self._writers.get(who)
+        if known is None:
+            row = self._connection.execute(_WRITER, who).fetchone()
+            known = row[0] if row is not None else self._connection.execute(_INSERT_WRITER, who).lastrowid
+            self._writers[who] = known or 0
+        if opening.key_id is not None:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, NULL)",
+                (known, opening.key_id, opening.signature),
+            )
+        return known
+
     def _actor(self, actor: ActorRow) -> int:
         known = self._actors.get(actor)
         if known is None:
@@ -403,13 +570,47 @@ class Index:
         """How much it holds."""
         row = self._connection.execute(_COUNTS).fetchone()
         return IndexCounts(
-            segments=row[0], events=row[1], sequenced=row[2], damaged=row[3], changed=row[4], removed=row[5]
+            segments=row[0],
+            events=row[1],
+            sequenced=row[2],
+            damaged=row[3],
+            doubtful=row[4],
+            changed=row[5],
+            removed=row[6],
         )
 
+    def trusted(self, vouchers: Vouchers) -> frozenset[int] | None:
+        """The writers for which somebody trusted vouches, as segments name them; None: nobody was named."""
+        if not vouchers.keys:
+            return None
+        found: set[int] = set()
+        for number, key_id, signature, known, *who in self._connection.execute(_CERTIFICATES).fetchall():
+            if key_id not in vouchers.keys:
+                continue
+            is_good = known
+            if known is None:
+                # A key is known by its hash: what one has signed once it has signed for good.
+                is_good = _is_good(vouchers, Certificate(key_id=key_id, signature=signature), who)
+                with contextlib.suppress(sqlite3.OperationalError):
+                    self._connection.execute(
+                        _JUDGE_CERTIFICATE,
+                        (is_good, number, key_id, signature),
+                    )
+            if is_good:
+                found.add(number)
+        return frozenset(found)
+
     def segment_of(self, writer: str, seq: int) -> IndexedSegment | None:
-        """The segment that holds a writer's line."""
-        row = self._connection.execute(_SEGMENT_OF, (writer, seq, seq)).fetchone()
-        return None if row is None else _segment(row)
+        """The segment that holds a writer's line; of several that say so the one that is doubtful least."""
+        return next(iter(self.segments_of(writer, seq)), None)
+
+    def segments_of(self, writer: str, seq: int) -> list[IndexedSegment]:
+        """All that say that they hold a writer's line."""
+        return [_segment(row) for row in self._connection.execute(_SEGMENTS_OF, (writer, seq, seq))]
+
+    def lasts_of(self, writer: str) -> Iterator[IndexedSegment]:
+        """A writer's segments, the last first."""
+        return map(_segment, self._connection.execute(_LAST_OF, (writer,)))
 
     def select(self, statement: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """What a question of `queries` comes to."""
@@ -433,11 +634,37 @@ def _segment(row: tuple[Any, ...]) -> IndexedSegment:
         number=row[4],
         version=row[5],
         digest=row[6],
-        lines=row[7],
-        events=row[8],
-        first_seq=row[9],
-        leaf=row[10],
-        problem=row[11],
-        has_changed=bool(row[12]),
-        is_removed=bool(row[13]),
+        leaves=row[7],
+        lines=row[8],
+        events=row[9],
+        first_seq=row[10],
+        opened=row[11],
+        salvager=row[12],
+        is_last=bool(row[13]),
+        leaf=row[14],
+        problem=row[15],
+        doubt=row[16],
+        has_changed=bool(row[17]),
+        is_removed=bool(row[18]),
     )
+
+
+def _link(row: Sequence[Any], is_whole: int) -> Link:
+    number, place, opened, first_seq, first_prev, next_seq, last_hash, leaf = row
+    return Link(
+        id=number,
+        number=place,
+        opened=opened,
+        first_seq=first_seq,
+        first_prev=first_prev,
+        next_seq=next_seq,
+        last_hash=last_hash,
+        leaf=leaf,
+        is_whole=bool(is_whole),
+    )
+
+
+def _is_good(vouchers: Vouchers, certificate: Certificate, who: Sequence[Any]) -> bool:
+    writer, public, run, host, pid = who
+    certified = certified_bytes(writer=writer, run=run or None, key=public, host=host, pid=pid)
+    return vouchers.of(certificate, certified) is Voucher.TRUSTED

@@ -6,14 +6,16 @@ an intent and how it ended, as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from strongroom.auditing import Action, Outcome, Phase
 from strongroom_security.auditlog.events import Recorded
 from strongroom_security.auditlog.index import Index
 from strongroom_security.auditlog.rows import recorded_from
+from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = [
     "READS",
@@ -62,13 +64,29 @@ WRITES: Final = frozenset(
 _AT_ONCE: Final = 400
 """Operations asked for in one statement; SQLite takes 999 values at least."""
 
+NOBODY: Final = Vouchers()
+"""Nobody was named whose word on writers counts."""
+
+AGAIN: Final = "first_recorded_as"
+"""The detail of an event that was recorded again: its id before."""
+
+_FIRST: Final = (
+    "SELECT e.time, e.action, e.phase, e.outcome, e.operation, e.run, e.step, e.path FROM segments s "
+    "CROSS JOIN events e ON e.row >= s.first_row AND e.row < s.first_row + s.events WHERE s.writer = ?1 "
+    "AND s.first_seq <= ?2 AND s.first_seq + s.lines > ?2 AND e.seq = ?2 AND s.problem IS NULL "
+    "AND s.doubt IS NULL AND NOT s.has_changed"
+)
+
 _COLUMNS: Final = (
     "e.seq, e.prev, e.time, e.action, e.phase, e.outcome, e.operation, e.root, e.run, e.step, e.launch, "
     "e.attempt, e.path, e.range_begin, e.range_end, e.reason, e.details, a.user, a.host, a.ip, a.pid, "
-    "a.identity, a.role, a.rank, a.job, s.writer, s.key, e.line, s.leaf, s.problem, s.has_changed, "
-    "s.is_removed"
+    "a.identity, a.role, a.rank, a.job, s.id, s.writer, s.key, e.line, s.leaf, s.problem IS NOT NULL OR "
+    "s.doubt IS NOT NULL OR s.has_changed OR s.is_removed, s.opened, s.salvager, w.public, w.host, w.pid"
 )
-_FROM: Final = "events e CROSS JOIN actors a ON a.id = e.actor CROSS JOIN segments s ON s.id = e.segment"
+_FROM: Final = (
+    "events e CROSS JOIN actors a ON a.id = e.actor CROSS JOIN segments s ON s.id = e.segment "
+    "LEFT JOIN writers w ON w.id = s.opened"
+)
 """In this order: an index over events says which, and the others are looked up by number."""
 
 
@@ -101,15 +119,27 @@ class Entry:
     """An event, and where it stands.
 
     Attributes:
+        segment: its key; ``segment_id`` is its number in the index.
         leaf: in the tree; None: it is not known to be sequenced.
-        is_doubtful: something is wrong with its segment, which was another one once, or is no more.
+        is_doubtful: something is wrong with its segment, it does not go on from its writer's others, was
+            another one once, or is no more.
+        is_certified: whether somebody trusted vouches for its writer; None: nobody was named.
+        process: the key, host and process that its segment was opened by; None: that cannot be read.
     """
 
     recorded: Recorded
     segment: str
+    segment_id: int
     line: int
     leaf: int | None
     is_doubtful: bool
+    is_certified: bool | None
+    process: tuple[bytes, str, int] | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is to be believed, as far as somebody was named whose word on writers counts."""
+        return self.is_certified is None or (self.is_certified and not self.is_doubtful)
 
     def to_json(self) -> dict[str, Any]:
         recorded = self.recorded
@@ -117,6 +147,7 @@ class Entry:
             "action": recorded.action,
             "attempt": recorded.attempt,
             "byte_range": None if recorded.byte_range is None else list(recorded.byte_range),
+            "certified": self.is_certified,
             "details": dict(recorded.details),
             "doubtful": self.is_doubtful,
             "host": recorded.host,
@@ -146,7 +177,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The events of one activity of one writer: what it intended, and how it ended.
+    """The events of one activity of one process: what it intended, and how it ended.
 
     Attributes:
         entries: in the order of the log.
@@ -187,12 +218,20 @@ class Operation:
     def is_doubtful(self) -> bool:
         return any(each.is_doubtful for each in self.entries)
 
+    @property
+    def is_certified(self) -> bool | None:
+        """Whether somebody trusted vouches for all of it; None: nobody was named."""
+        if self.entries[0].is_certified is None:
+            return None
+        return all(each.is_certified for each in self.entries)
+
     def to_json(self) -> dict[str, Any]:
         begin, end = self.begin, self.end
         return {
             "action": begin.action,
             "attempt": begin.attempt,
             "begun": self.entries[0].recorded.time,
+            "certified": self.is_certified,
             "doubtful": self.is_doubtful,
             "ended": None if end is None else end.time,
             "events": [each.recorded.id for each in self.entries],
@@ -216,11 +255,12 @@ class Operation:
         }
 
 
-def statement_of(question: Question, what: str) -> tuple[str, list[Any]]:
+def statement_of(question: Question, what: str, *, is_oldest_first: bool = False) -> tuple[str, list[Any]]:
     """The statement that answers a question, the newest first; and its values.
 
     Args:
         what: the columns that it gives.
+        is_oldest_first: the other way round.
     """
     conditions: list[str] = []
     values: list[Any] = []
@@ -250,8 +290,9 @@ def statement_of(question: Question, what: str) -> tuple[str, list[Any]]:
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     # SQLite would rather look at all events, in order of time, than sort those of an actor who did little.
     time = "+e.time" if actors and question.run is None else "e.time"
+    way = "ASC" if is_oldest_first else "DESC"
     # Names of ours alone; all values are bound.
-    return f"SELECT {what} FROM {_FROM}{where} ORDER BY {time} DESC, e.row DESC", values  # noqa: S608
+    return f"SELECT {what} FROM {_FROM}{where} ORDER BY {time} {way}, e.row {way}", values  # noqa: S608
 
 
 def _actors(question: Question) -> tuple[str, list[Any]]:
@@ -270,69 +311,136 @@ def _marks(values: Iterable[object]) -> str:
     return ", ".join("?" for _ in values)
 
 
-def ask_events(index: Index, question: Question, *, limit: int | None = None) -> Iterator[Entry]:
+def ask_events(
+    index: Index,
+    question: Question,
+    *,
+    limit: int | None = None,
+    vouchers: Vouchers = NOBODY,
+    is_oldest_first: bool = False,
+) -> Iterator[Entry]:
     """The events that are asked for, the newest first.
+
+    What was recorded again under another writer, since nothing said whether the sink had it, is told once.
 
     Args:
         limit: so many at most; None: all of them, as they are taken.
+        vouchers: whose word on writers counts; with no keys: nobody was named.
     """
-    statement, values = statement_of(question, _COLUMNS)
-    if limit is not None:
-        statement, values = f"{statement} LIMIT ?", [*values, limit]
-    return map(_entry, index.select(statement, values))
+    statement, values = statement_of(question, _COLUMNS, is_oldest_first=is_oldest_first)
+    found = map(_Reading(index, vouchers).entry, index.select(statement, values))
+    return islice((each for each in found if not _is_again(index, each)), limit)
 
 
-def ask_operations(index: Index, question: Question, *, limit: int | None = None) -> list[Operation]:
+def ask_operations(
+    index: Index, question: Question, *, limit: int | None = None, vouchers: Vouchers = NOBODY
+) -> Iterator[Operation]:
     """The operations of which an event is asked for, whole, the one first of which that event is the newest.
+
+    They come as they are taken: of those that were told a number each is kept.
 
     Args:
         limit: so many at most.
+        vouchers: whose word on writers counts; with no keys: nobody was named.
     """
-    wanted: dict[tuple[str, str], None] = {}
-    statement, values = statement_of(question, "e.operation, s.writer")
-    for row in index.select(statement, values):
-        wanted[row] = None
-        if limit is not None and len(wanted) == limit:
-            break
-    found = {_identity(each): each for each in operations_of(_of_operations(index, list(wanted)))}
-    return [found[each] for each in wanted if each in found]
+    reading = _Reading(index, vouchers)
+    statement, values = statement_of(question, _COLUMNS)
+    told: set[int] = set()
+
+    def fresh() -> Iterator[tuple[Any, ...]]:
+        for row in index.select(statement, values):
+            name = _name(reading.entry(row))
+            if hash(name) not in told:
+                told.add(hash(name))
+                yield name
+
+    wanted = islice(fresh(), limit)
+    # The first few come at once: who asks for a page waits for no more than that.
+    while some := list(islice(wanted, _AT_ONCE)):
+        found = {_name(each.entries[0]): each for each in operations_of(_of_operations(reading, some))}
+        yield from (found[name] for name in some if name in found)
 
 
 def operations_of(entries: Iterable[Entry]) -> list[Operation]:
     """Events put together by the operations that they are of, in the order of each one's first event.
 
-    Those of two writers are never one: a process could else say how another's reading has ended.
+    Those of two processes are never one: one could else say how another's reading has ended. A process may
+    have two writers, and of an operation the beginning under one and the end under the other.
     """
-    together: dict[tuple[str, str], list[Entry]] = {}
+    together: dict[tuple[Any, ...], dict[int, list[Entry]]] = {}
     for entry in entries:
-        together.setdefault((entry.recorded.operation, _writer_of(entry)), []).append(entry)
-    return [Operation(entries=tuple(several)) for several in together.values()]
+        by_writer = together.setdefault(_name(entry), {})
+        by_writer.setdefault(hash((_writer_of(entry), entry.process)), []).append(entry)
+    found = []
+    for by_writer in together.values():
+        # A clock may go back: of one writer the order of the log counts.
+        several = sorted(by_writer.values(), key=lambda each: each[0].recorded.time)
+        found.append(Operation(entries=tuple(entry for each in several for entry in each)))
+    return found
 
 
-def _of_operations(index: Index, wanted: Sequence[tuple[str, str]]) -> Iterator[Entry]:
-    names = list(dict.fromkeys(name for name, _ in wanted))
-    for first in range(0, len(names), _AT_ONCE):
-        some = names[first : first + _AT_ONCE]
-        where = f"e.operation IN ({_marks(some)})"
-        statement = f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.writer, e.seq"  # noqa: S608
-        yield from map(_entry, index.select(statement, some))
+def _name(entry: Entry) -> tuple[Any, ...]:
+    """What all events of one operation of one process have in common, as far as it can be believed.
+
+    What a doubtful segment holds is never joined to what another holds; nor what speaks of another process
+    than its segment was opened by, unless it was recorded again, on the same machine.
+    """
+    told, process = entry.recorded, entry.process
+    if process is not None and not entry.is_doubtful:
+        key, host, pid = process
+        if host == told.host and (pid == told.pid or AGAIN in told.details):
+            return (told.operation, host, told.pid, told.user, told.identity, told.rank, entry.is_certified)
+        return (told.operation, _writer_of(entry), key)
+    return (told.operation, _writer_of(entry), process, entry.segment_id)
 
 
-def _identity(operation: Operation) -> tuple[str, str]:
-    first = operation.entries[0]
-    return first.recorded.operation, _writer_of(first)
+def _of_operations(reading: _Reading, wanted: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
+    names = list(dict.fromkeys(name[0] for name in wanted))
+    where = f"e.operation IN ({_marks(names)})"
+    statement = f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.writer, e.seq"  # noqa: S608
+    for row in reading.index.select(statement, names):
+        entry = reading.entry(row)
+        if not _is_again(reading.index, entry):
+            yield entry
+
+
+def _is_again(index: Index, entry: Entry) -> bool:
+    """Whether an event is told by the writer as well under which it was recorded first."""
+    first = entry.recorded.details.get(AGAIN)
+    if not isinstance(first, str):
+        return False
+    writer, _, seq = first.rpartition("-")
+    if not (seq.isascii() and seq.isdigit() and len(seq) < 16):
+        return False
+    told = entry.recorded
+    mine = (told.time, told.action, told.phase, told.outcome, told.operation, told.run, told.step, told.path)
+    return any(tuple(row) == mine for row in index.select(_FIRST, [writer, int(seq)]))
 
 
 def _writer_of(entry: Entry) -> str:
     return entry.recorded.id.partition("-")[0]
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
-    writer, key, line, leaf, problem, has_changed, is_removed = row[25:]
-    return Entry(
-        recorded=recorded_from(row[:17], row[17:25], writer),
-        segment=key,
-        line=line,
-        leaf=None if leaf is None else leaf + line - 1,
-        is_doubtful=problem is not None or bool(has_changed) or bool(is_removed),
-    )
+class _Reading:
+    """Makes entries of rows."""
+
+    def __init__(self, index: Index, vouchers: Vouchers) -> None:
+        self.index = index
+        self._trusted = index.trusted(vouchers)
+
+    def entry(self, row: tuple[Any, ...]) -> Entry:
+        number, writer, key, line, leaf, is_doubtful, opened, salvager, public, host, pid = row[25:]
+        trusted = self._trusted
+        is_certified = None
+        if trusted is not None:
+            is_certified = opened in trusted and (salvager is None or salvager in trusted)
+        return Entry(
+            recorded=recorded_from(row[:17], row[17:25], writer),
+            segment=key,
+            segment_id=number,
+            line=line,
+            leaf=None if leaf is None else leaf + line - 1,
+            is_doubtful=bool(is_doubtful),
+            is_certified=is_certified,
+            process=None if public is None else (public, host, pid),
+        )

@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from sys import intern
 from typing import Any, Final
 
 from strongroom.canonical import MAX_INTEGER, Json
 from strongroom.errors import FormatError
 from strongroom_security.auditlog.events import CLASS_UID, Recorded, event_id, recorded_of
+from strongroom_security.auditlog.lines import Open, Salvage
 
 __all__ = [
     "ActorRow",
     "EventRow",
+    "Opening",
     "SegmentRows",
     "recorded_from",
     "rows_of",
@@ -32,12 +37,49 @@ ActorRow = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Whose a segment is, or who closed it, by its own word; and whose word there is on that.
+
+    Attributes:
+        public: the key that signs, raw.
+        run: empty: none.
+        key_id, signature: of the certificate; None: there is none.
+    """
+
+    writer: str
+    public: bytes
+    run: str
+    host: str
+    pid: int
+    key_id: str | None
+    signature: bytes | None
+
+    @classmethod
+    def of(cls, said: Open | Salvage) -> Opening:
+        vouched = said.certificate
+        return cls(
+            writer=said.writer,
+            public=said.key,
+            run=said.run or "",
+            host=said.host,
+            pid=said.pid,
+            key_id=None if vouched is None else vouched.key_id,
+            signature=None if vouched is None else vouched.signature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRows:
     """A segment as the index takes it in.
 
     Attributes:
         digest: SHA-256 of it.
+        leaves: SHA-256 of the hashes that its lines have as leaves of the tree.
         lines: how many it has; ``first_seq`` is the first one's.
+        first_prev, last_hash: by which it hangs together with the segments before and behind it.
+        opened: None: that cannot be read.
+        salvager: who closed it for a writer that had died; None: nobody.
+        is_last: its writer has ended with it.
         events: line, event and actor of each.
         problem: what is wrong with it, at its first place; None: nothing in itself.
     """
@@ -47,13 +89,19 @@ class SegmentRows:
     writer: str
     number: int
     digest: bytes
+    leaves: bytes
     lines: int
     first_seq: int
+    first_prev: str
+    last_hash: str
+    opened: Opening | None
+    salvager: Opening | None
+    is_last: bool
     events: tuple[tuple[int, EventRow, ActorRow], ...]
     problem: str | None
 
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 _TEXT: Final = frozenset([str])
 _OPTIONAL_TEXT: Final = frozenset([str, type(None)])
 _OPTIONAL_NUMBER: Final = frozenset([int, type(None)])
@@ -118,12 +166,13 @@ def rows_of(value: Json, writer: str) -> tuple[EventRow, ActorRow]:
             seq,
             _packed(prev),
             time,
-            action,
-            phase,
-            outcome,
+            # What many say alike goes from process to process once.
+            intern(action),
+            intern(phase),
+            intern(outcome),
             operation,
-            root,
-            run,
+            intern(root),
+            None if run is None else intern(run),
             step,
             launch,
             attempt,
@@ -131,9 +180,9 @@ def rows_of(value: Json, writer: str) -> tuple[EventRow, ActorRow]:
             begin,
             end,
             reason,
-            _ENCODER.encode(details) if details else None,
+            _spelled(details) if details else None,
         ),
-        (name, host, ip, pid, identity, role, rank, _ENCODER.encode(job) if job else "{}"),
+        (name, host, ip, pid, identity, role, rank, _job(job) if job else "{}"),
     )
 
 
@@ -172,6 +221,39 @@ def recorded_from(event: EventRow, actor: ActorRow, writer: str) -> Recorded:
 
 
 _HASH_BYTES: Final = 32
+
+
+def _spelled(members: Mapping[str, Any]) -> str:
+    """An object as JSON. One whose values are texts, numbers and truths, as they are, without an encoder."""
+    parts = []
+    for name, value in members.items():
+        kind = type(value)
+        if kind is str:
+            parts.append(f"{encode_basestring_ascii(name)}:{encode_basestring_ascii(value)}")
+        elif kind is int:
+            if not -MAX_INTEGER <= value <= MAX_INTEGER:
+                raise FormatError("a number in the event's details is none that canonical JSON holds")
+            parts.append(f"{encode_basestring_ascii(name)}:{value}")
+        elif kind is bool:
+            parts.append(f"{encode_basestring_ascii(name)}:{'true' if value else 'false'}")
+        else:
+            try:
+                return _ENCODER.encode(members)
+            except (ValueError, RecursionError):
+                raise FormatError(
+                    "a number in the event's details or job is none that canonical JSON holds"
+                ) from None
+    return f"{{{','.join(parts)}}}"
+
+
+@lru_cache(maxsize=4_096)
+def _job_of(members: tuple[tuple[str, str], ...]) -> str:
+    return _spelled(dict(members))
+
+
+def _job(job: Mapping[str, Any]) -> str:
+    # The same for all that a process records.
+    return _job_of(tuple(job.items())) if _TEXT.issuperset(map(type, job.values())) else _spelled(job)
 
 
 def _wrong(value: Json) -> FormatError:

@@ -61,11 +61,13 @@ def unusual_reader(events: Events, settings: UnusualReader, period: Period) -> l
     runs: dict[str, _Reads] = {}
     for run, event in by_run(events):
         is_read = event.phase == Phase.INTENDED.value or is_done(event)
-        if event.action not in READS or not is_read or not begin <= event.time <= period.now_ms:
+        is_judged = period.judges(event)
+        is_before = begin <= event.time < period.since_ms and period.counts(event)
+        if event.action not in READS or not is_read or not (is_judged or is_before):
             continue
         seen = runs.setdefault(run, _Reads())
         told = _told(event)
-        if event.time < period.since_ms:
+        if not is_judged:
             seen.before += 1
             seen.usual |= {(what, told[what]) for what in settings.by}
             continue
@@ -117,14 +119,15 @@ def denied_burst(events: Events, settings: DeniedBurst, period: Period) -> list[
     worst: dict[str, list[Recorded]] = {}
     window = settings.minutes * 60_000
     for event in events:
-        if event.outcome != Outcome.DENIED.value or not period.holds(event.time):
+        if event.outcome != Outcome.DENIED.value or event.time > period.now_ms:
             continue
         actor = actor_of(event)
         found = recent.setdefault(actor, deque())
         found.append(event)
         while found[0].time < event.time - window:
             found.popleft()
-        if len(found) > len(worst.get(actor, ())):
+        # One that began before, and is told of only now, is a burst as well.
+        if len(found) > len(worst.get(actor, ())) and any(map(period.judges, found)):
             worst[actor] = list(found)
     alerts = []
     for actor, burst in worst.items():
@@ -146,7 +149,7 @@ def break_glass(events: Events, settings: BreakGlass, period: Period) -> list[Al
     """Every use of a break-glass grant."""
     uses: dict[str, list[Recorded]] = {}
     for event in events:
-        if event.action == Action.BREAK_GLASS.value and period.holds(event.time):
+        if event.action == Action.BREAK_GLASS.value and period.judges(event):
             uses.setdefault(event.operation, []).append(event)
     alerts = []
     for found in uses.values():
@@ -167,10 +170,11 @@ def log_trouble(events: Events, settings: LogTrouble, period: Period) -> list[Al
     for event in events:
         if event.time > period.now_ms:
             continue
-        lasts[writer_of(event)] = event
+        if period.counts(event):
+            lasts[writer_of(event)] = event
         # What a command on the log came to is an act of a person: the log's own word is what it observed.
         is_the_logs = event.action == Action.AUDIT.value and event.phase == Phase.OBSERVED.value
-        if not is_the_logs or not period.holds(event.time):
+        if not is_the_logs or not period.judges(event):
             continue
         told = event.details.get("lost_events")
         lost = told if type(told) is int else 0
@@ -183,7 +187,8 @@ def log_trouble(events: Events, settings: LogTrouble, period: Period) -> list[Al
     silent = settings.silent_hours * HOUR_MS
     for writer, last in lasts.items():
         # In whose time it became too long: it is told of once, by whoever asks regularly.
-        if period.since_ms <= last.time + silent <= period.now_ms and not period.has_ended(writer):
+        is_due = last.time + silent >= period.since_ms or period.judges(last)
+        if is_due and last.time + silent <= period.now_ms and not period.has_ended(writer):
             reason = (
                 f"nothing has come from the writer on {last.host}, process {last.pid}, for "
                 f"{span(period.now_ms - last.time)}, and it has not ended: it idles, or was killed and what "

@@ -64,15 +64,25 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """What is judged, in ms since the epoch; what was before is what is usual."""
+    """What is judged, in ms since the epoch; what was before is what is usual.
+
+    Attributes:
+        has_ended: whether a writer has said that it ended, or somebody for it.
+        is_late: whether an event came to the index only since rules were asked the last time. It is judged
+            whatever its time: nobody has seen it yet.
+        counts: whether an event may keep a rule silent. Where it is known who vouches for writers, what
+            anybody may have made up does not.
+    """
 
     since_ms: int
     now_ms: int
     has_ended: Callable[[str], bool] = field(default=lambda writer: False)
-    """Whether a writer has said that it ended, or somebody for it."""
+    is_late: Callable[[Recorded], bool] = field(default=lambda event: False)
+    counts: Callable[[Recorded], bool] = field(default=lambda event: True)
 
-    def holds(self, time: int) -> bool:
-        return self.since_ms <= time <= self.now_ms
+    def judges(self, event: Recorded) -> bool:
+        """Whether an event is among what is judged."""
+        return event.time <= self.now_ms and (event.time >= self.since_ms or self.is_late(event))
 
 
 Events = Iterable[Recorded]

@@ -60,7 +60,7 @@ def removed_fast(events: Events, settings: RemovedFast, period: Period) -> list[
         if name is None or event.launch is None or event.step is None:
             continue
         if is_commit(event):
-            if name in seen.commits:
+            if name in seen.commits or not period.counts(event):
                 continue
             alerts += _left_behind(seen, run, event, settings, period)
             seen.commits[name] = (event.launch, event.step)
@@ -69,17 +69,18 @@ def removed_fast(events: Events, settings: RemovedFast, period: Period) -> list[
                 continue
             seen.removed.add(name)
             is_newest = name in seen.commits and seen.commits[name] == max(seen.commits.values())
-            if is_newest and period.holds(event.time):
+            if is_newest and period.judges(event):
                 reason = (
                     f"the newest checkpoint on record, {name}, was removed by {actor_of(event)}, which "
                     "retention never does"
                 )
                 alerts.append(alert_of("removed-fast", Severity.HIGH, run, event.time, reason, [event.id]))
             seen.commits.pop(name, None)
-            if event.time < period.since_ms:
-                hour = event.time // HOUR_MS
-                seen.usual[hour] = seen.usual.get(hour, 0) + 1
-            elif event.time <= period.now_ms:
+            if not period.judges(event):
+                if event.time < period.since_ms and period.counts(event):
+                    hour = event.time // HOUR_MS
+                    seen.usual[hour] = seen.usual.get(hour, 0) + 1
+            else:
                 seen.recent.append((event.time, event.id))
                 while seen.recent[0][0] <= event.time - HOUR_MS:
                     seen.recent.popleft()
@@ -112,7 +113,7 @@ def _left_behind(
     seen.launch = event.launch
     step, launch = event.step, event.launch
     behind = [name for name, (was, at) in seen.commits.items() if was < launch and at >= step]
-    if len(behind) <= settings.superseded or not period.holds(event.time):
+    if len(behind) <= settings.superseded or not period.judges(event):
         return []
     reason = (
         f"launch {launch} went on at step {step} and left {len(behind)} newer checkpoints behind; expected "
@@ -127,6 +128,7 @@ class _Validated:
     commits: dict[str, str] = field(default_factory=dict)
     first: int | None = None
     newest: int = 0
+    is_fresh: bool = False
 
 
 def validator_silent(events: Events, settings: ValidatorSilent, period: Period) -> list[Alert]:
@@ -139,14 +141,15 @@ def validator_silent(events: Events, settings: ValidatorSilent, period: Period) 
         if is_commit(event) and event.checkpoint is not None:
             seen.commits.setdefault(event.checkpoint, event.id)
             seen.newest = max(seen.newest, event.time)
+            seen.is_fresh |= period.judges(event)
             seen.first = event.time if seen.first is None else seen.first
-        elif is_done(event) and _validates(event, settings):
+        elif is_done(event) and _validates(event, settings) and period.counts(event):
             seen.last = event.time
             seen.commits.clear()
             seen.first = None
     alerts = []
     for run, seen in runs.items():
-        if not seen.commits or seen.newest < period.since_ms or (seen.last is None and not settings.required):
+        if not seen.commits or not seen.is_fresh or (seen.last is None and not settings.required):
             continue
         since = seen.last if seen.last is not None else seen.first
         waited = period.now_ms - (since if since is not None else period.now_ms)
@@ -188,7 +191,7 @@ def saves_stopped(events: Events, settings: SavesStopped, period: Period) -> lis
         if not is_commit(event) or event.phase != Phase.FINISHED.value or event.time > period.now_ms:
             continue
         names = known.setdefault(run, set())
-        if event.checkpoint is None or event.checkpoint in names:
+        if event.checkpoint is None or event.checkpoint in names or not period.counts(event):
             continue
         names.add(event.checkpoint)
         runs.setdefault(run, deque(maxlen=_INTERVALS + 1)).append(event)
@@ -232,13 +235,13 @@ def failed_saves(events: Events, settings: FailedSaves, period: Period) -> list[
             # Ranks each tell of it: one save is one failure.
             name = event.checkpoint or event.details.get("step", event.operation)
             seen.failed.setdefault(name, event)
-            if event.time >= period.since_ms and len(seen.failed) > len(seen.worst):
+            if period.judges(event) and len(seen.failed) > len(seen.worst):
                 seen.worst = list(seen.failed.values())
         elif is_commit(event) and event.checkpoint is not None:
             if event.phase == Phase.OBSERVED.value:
-                if event.time >= period.since_ms:
+                if period.judges(event):
                     seen.observed.setdefault(event.checkpoint, event)
-            else:
+            elif period.counts(event):
                 seen.failed.clear()
                 seen.recorded.add(event.checkpoint)
     alerts = []
