@@ -368,3 +368,103 @@ def test_every_rule_has_a_section_and_can_be_turned_off() -> None:
 def test_a_wrong_setting_is_told_with_its_line(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Rules.parse(text, "rules.toml")
+
+
+# ------------------------------------------------------------------------ what came late, and who is believed
+
+
+def with_late(log: Log, late: Iterable[str], *, uncounted: Iterable[str] = ()) -> set[str]:
+    """Which rules fire where some events came only now, and some count for nothing."""
+    ordered = sorted(log.events, key=lambda event: event.time)
+    period = Period(
+        since_ms=SINCE,
+        now_ms=NOW,
+        is_late=lambda event: event.id in set(late),
+        counts=lambda event: event.id not in set(uncounted),
+    )
+    earliest = min((event.time for event in ordered if event.id in set(late)), default=None)
+
+    def events_of(rule: Rule, begin_ms: int) -> Iterable[Recorded]:
+        # Once, as an index gives them.
+        return (
+            event
+            for event in ordered
+            if event.time >= begin_ms
+            and (rule.actions is None or event.action in rule.actions)
+            and (rule.outcomes is None or event.outcome in rule.outcomes)
+        )
+
+    return {alert.rule for alert in evaluate(events_of, Rules(), period, earliest_ms=earliest)}
+
+
+def test_what_is_older_than_was_asked_for_and_came_only_now_is_judged() -> None:
+    log = Log()
+    log.tell(Action.LIST, at=NOW - MINUTE)  # who recorded it is still there
+    at = SINCE - 2 * SECOND
+    late = [log.tell(Action.BREAK_GLASS, at=at, checkpoint=name(3), by=VALIDATOR)]
+    late.append(log.tell(Action.AUDIT, Phase.OBSERVED, Outcome.FAILURE, at=at, lost_events=3))
+    late += [log.tell(Action.SAVE, outcome=Outcome.FAILURE, at=at, checkpoint=name(n)) for n in range(3)]
+    assert with_late(log, []) == set()
+    assert with_late(log, late) == {"break-glass", "log-trouble", "failed-saves"}
+
+
+def test_a_burst_of_which_a_part_came_late_or_before_is_one() -> None:
+    log = Log()
+    log.tell(Action.LIST, at=NOW - MINUTE)
+    ids = [log.tell(Action.RESTORE, outcome=Outcome.DENIED, at=SINCE - HOUR + n * MINUTE) for n in range(5)]
+    assert with_late(log, []) == set()
+    assert with_late(log, ids[-1:]) == {"denied-burst"}
+    over = Log()
+    for n in range(5):  # the last is within what was asked for
+        over.tell(Action.RESTORE, outcome=Outcome.DENIED, at=SINCE - 4 * MINUTE + n * MINUTE)
+    assert "denied-burst" in with_late(over, [])
+
+
+def test_a_reader_who_is_told_of_late_is_unusual_and_not_the_usual() -> None:
+    log = usual_run()
+    stranger = replace(VALIDATOR, identity="arn:aws:iam::111122223333:user/mallory")
+    told = log.read(900, at=SINCE - HOUR, by=stranger)
+    assert "unusual-reader" in with_late(log, [told])
+
+
+def test_checkpoints_whose_removal_is_told_of_late_were_removed_fast() -> None:
+    log = usual_run()
+    at = SINCE - 30 * MINUTE
+    late = [
+        log.tell(Action.REMOVE, at=at + n * SECOND, checkpoint=name(970 + n), kind="checkpoint")
+        for n in range(12)
+    ]
+    assert "removed-fast" in with_late(log, late)
+
+
+def test_who_nobody_vouches_for_keeps_no_rule_silent() -> None:
+    log = silent(60)
+    made_up = log.tell(Action.VERIFY, at=NOW - SECOND, by=VALIDATOR, checkpoint=name(60))
+    assert "validator-silent" not in with_late(log, [])
+    assert "validator-silent" in with_late(log, [], uncounted=[made_up])
+    stopped = usual_run(until=NOW - 6 * HOUR)
+    made_up = stopped.save(1001, at=NOW - MINUTE)
+    assert "saves-stopped" not in with_late(stopped, [])
+    assert "saves-stopped" in with_late(stopped, [], uncounted=[made_up])
+    failed = Log()
+    for n in range(2):
+        failed.tell(Action.SAVE, outcome=Outcome.FAILURE, at=NOW - HOUR + n * SECOND, checkpoint=name(n))
+    made_up = failed.save(7, at=NOW - 30 * MINUTE)
+    failed.tell(Action.SAVE, outcome=Outcome.FAILURE, at=NOW - MINUTE, checkpoint=name(9))
+    assert "failed-saves" not in with_late(failed, [])
+    assert "failed-saves" in with_late(failed, [], uncounted=[made_up])
+    silent_writer = Log()
+    silent_writer.save(1, at=NOW - 30 * HOUR, writer="b" * 32)
+    made_up = silent_writer.tell(Action.LIST, at=NOW - MINUTE, writer="b" * 32)
+    assert "log-trouble" not in with_late(silent_writer, [])
+    assert "log-trouble" in with_late(silent_writer, [], uncounted=[made_up])
+
+
+def test_a_past_that_anybody_can_make_up_makes_nobody_usual() -> None:
+    log = usual_run()
+    stranger = replace(VALIDATOR, identity="arn:aws:iam::111122223333:user/mallory")
+    log.read(800, at=SINCE - DAY, by=stranger)
+    made_up = [event.id for event in log.events[-2:]]
+    log.read(990, at=NOW - HOUR, by=stranger)
+    assert "unusual-reader" not in with_late(log, [])
+    assert "unusual-reader" in with_late(log, [], uncounted=made_up)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from log_making import (
     ANN,
     CLEO,
@@ -33,10 +36,13 @@ from log_making import (
 
 from strongroom import Checkpointer
 from strongroom.stores.local import LocalStore
+from strongroom_cli import audit_query
 from strongroom_cli.main import main
 from strongroom_cli.words import printable
 from strongroom_security import SecurityPolicy
+from strongroom_security.auditlog.queries import ask_events
 from strongroom_security.auditlog.segments import SegmentChain, closed_for, read_segment
+from strongroom_security.tlog.notekeys import NoteSigner
 
 HOSTILE = "evil\x1b[31m\x07[red]\r\n\u202e=cmd()"
 
@@ -371,3 +377,45 @@ def test_whoever_asks_is_on_record_too(audit: Audit, tmp_path: Path, policy_file
     events = audit("query", *named, "--action", "audit", "--run", "run-a", "--all", "--json").json["rows"]
     details = [event["details"] for event in events if event["run"] == "run-a"]
     assert {"command": "audit query", "asked_run": "run-a"}.items() <= details[-1].items()
+
+
+# ---------------------------------------------------------------------------- all rows, as they are taken
+
+
+@pytest.mark.parametrize("what", (("--all",), ()))
+def test_all_rows_are_told_as_they_are_taken_and_are_the_same(
+    audit: Audit, sink: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: tuple[str, ...]
+) -> None:
+    named = ("query", "--sink", tmp_path / "log", *what)
+    whole = audit(*named, "--json", "--limit", 1000)
+    monkeypatch.setattr(audit_query, "print_json", lambda told: pytest.fail("it was put off to the end"))
+    assert audit(*named, "--json", "--limit", 0).out == whole.out
+    monkeypatch.undo()
+
+
+def test_all_rows_become_a_csv_file_and_an_index_that_fails_leaves_none(
+    audit: Audit, sink: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("query", "--sink", f"dir:{tmp_path / 'log'}", "--index", tmp_path / "index", "--limit", 0)
+    assert audit(*named, "--all", "--csv", tmp_path / "a.csv").status == 0
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 11
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        yield from islice(ask_events(*arguments, **options), 2)
+        raise sqlite3.DatabaseError("malformed")
+
+    monkeypatch.setattr(audit_query, "ask_events", failing)
+    done = audit(*named, "--all", "--csv", tmp_path / "b.csv")
+    assert (done.status, (tmp_path / "b.csv").exists()) == (4, False)
+    assert "the index could not be read" in done.err
+
+
+def test_a_tree_that_the_named_log_has_not_signed_is_told_as_unproven(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    sequence(sink)
+    named = ("query", "--sink", tmp_path / "log")
+    assert "10 are in its tree;" in audit(*named, "--log-key", str(LOG_KEY.key)).out
+    stranger = NoteSigner(LOG_KEY.key.name, Ed25519PrivateKey.from_private_bytes(b"\x09" * 32))
+    assert "and 10 are unproven" in audit(*named, "--log-key", str(stranger.key)).out
+    assert audit(*named, "--origin", "example.com/other").status == 2

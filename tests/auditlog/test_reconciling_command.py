@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from log_making import VOUCHER, actor, certificate, key_of
 
 from strongroom import Checkpointer
 from strongroom.auditing import Act, Action, Activity, Outcome, Phase, new_operation
 from strongroom.manifest import Commit
 from strongroom_cli.main import main
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.segments import SegmentChain, read_segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,3 +258,96 @@ def test_denials_reach_the_rules_as_they_are_recorded(site: Site, capsys: pytest
         )
     site.policy.auditor.secure(within_s=30)
     assert [each["rule"] for each in site.run(capsys, "alerts")[1]["alerts"]] == ["denied-burst"]
+
+
+# --------------------------------------------------------------------- what came late, and who is believed
+
+
+def put_in_log(site: Site, chain: SegmentChain, *acts: tuple[int, Act], certificate: Any = None) -> list[str]:
+    """Put a segment into the log, of events at these times; their ids."""
+    lines = [chain.open(time_ms=acts[0][0], certificate=certificate)]
+    lines += [chain.add(act, actor("eve", ip="198.51.100.9"), time_ms=at) for at, act in acts]
+    lines.append(chain.close(time_ms=acts[-1][0]))
+    path = site.folder / "audit" / chain.key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(lines))
+    writer, _, _ = path.name.partition("-")
+    return [f"{writer}-{seq}" for seq in range(1, len(acts) + 1)]
+
+
+def grant() -> Act:
+    return Act(
+        action=Action.BREAK_GLASS,
+        phase=Phase.FINISHED,
+        outcome=Outcome.SUCCESS,
+        operation=new_operation(),
+        root="s3://bucket/runs/run-a",
+        run="run-a",
+    )
+
+
+def hours_ago(hours: int) -> int:
+    return round((datetime.now(timezone.utc) - timedelta(hours=hours)).timestamp() * 1000)
+
+
+def test_an_event_that_came_after_its_hour_was_judged_is_judged_then_and_once(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_in_log(site, SegmentChain(key_of("1" * 32, "run-a", 1)), (hours_ago(9), grant()))
+    hourly = ("alerts", "--since", "1h")
+    assert site.run(capsys, *hourly)[0] == 0  # the first time, what is older is not asked for
+    (told_id,) = put_in_log(site, SegmentChain(key_of("2" * 32, "run-a", 2)), (hours_ago(3), grant()))
+    assert site.run(capsys, "query", "--run", "run-a")[0] == 0  # whoever takes it in, alerts will look at it
+    assert site.run(capsys, *hourly, "--now", _in_days(1))[1]["late"] == 0
+    status, told = site.run(capsys, *hourly)
+    assert (status, [each["evidence"] for each in told["alerts"]], told["late"]) == (1, [[told_id]], 1)
+    assert site.run(capsys, *hourly)[0] == 0
+
+
+def test_an_alert_by_events_that_nobody_vouches_for_is_marked(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    known = key_of("1" * 32, "run-a", 1)
+    (mine,) = put_in_log(site, SegmentChain(known), (hours_ago(1), grant()), certificate=certificate(known))
+    (made_up,) = put_in_log(site, SegmentChain(key_of("2" * 32, "run-a", 2)), (hours_ago(1), grant()))
+    signer = tmp_path / "audit.pub"
+    signer.write_bytes(
+        VOUCHER.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    _, told = site.run(capsys, "alerts", "--signer", f"file:{signer}")
+    assert {each["evidence"][0]: each["doubtful"] for each in told["alerts"]} == {
+        mine: [],
+        made_up: [made_up],
+    }
+    _, told = site.run(capsys, "alerts")
+    assert [each["doubtful"] for each in told["alerts"]] == [[], []]
+    _, told = site.run(capsys, "query", "--run", "run-a", "--all", "--signer", f"file:{signer}")
+    assert {row["id"]: row["certified"] for row in told["rows"]} == {mine: True, made_up: False}
+    capsys.readouterr()
+    asked = ("--sink", str(site.folder / "audit"), "--action", "break-glass", "--signer", f"file:{signer}")
+    main(["audit", "query", *asked])
+    assert capsys.readouterr().out.count("by a writer that nobody vouches for") == 1
+
+
+def test_events_that_nobody_vouches_for_account_for_no_commit_where_a_signer_is_known(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    site.save(1)
+    signer = tmp_path / "audit.pub"
+    signer.write_bytes(
+        VOUCHER.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    asked = ("reconcile", str(site.root), "--settled", "0s")
+    assert site.run(capsys, *asked)[0] == 0
+    run = json.loads((site.root / "run.json").read_text())["run"]
+    known = key_of("1" * 32, run, 1)
+    listed = replace(grant(), action=Action.LIST, run=run)
+    put_in_log(site, SegmentChain(known), (hours_ago(1), listed), certificate=certificate(known))
+    status, told = site.run(capsys, *asked, "--signer", f"file:{signer}")
+    assert [each["standing"] for each in told["commits"]] == ["unrecorded"]
+    assert (status, told["events"]) == (1, 1)
+    assert told["passed_over"] >= 3
