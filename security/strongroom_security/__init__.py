@@ -1,4 +1,4 @@
-"""Protection of checkpoints: the policy, sealing, signing, roles, the audit log, and what a restore refuses."""
+"""Protection of checkpoints: policy, sealing, signing, roles, the audit log, and what a restore refuses."""
 
 from strongroom_security.audit import Audit
 from strongroom_security.policy import SecurityPolicy

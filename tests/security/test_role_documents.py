@@ -179,7 +179,10 @@ LOG_TABLE: dict[str, tuple[str, str, set[str]]] = {
     "read the tree's head": ("GetObject", "tlog/checkpoint", {"audit-sequencer", "auditor-reader"}),
     "list the log": ("ListBucket", "", {"audit-sequencer", "auditor-reader"}),
     "create a tile": ("PutObject", "tlog/tile/0/000", {"audit-sequencer"}),
-    "create a segment": ("PutObject", f"segments/run-a/{SEGMENT}", set()),
+    "create a segment": ("PutObject", f"segments/run-a/{SEGMENT}", {"auditor-reader"}),
+    "create a segment of no run": ("PutObject", f"segments/_/{SEGMENT}", {"auditor-reader"}),
+    "create a plan": ("PutObject", "tlog/plans/7.json", {"audit-sequencer"}),
+    "publish a head": ("PutObject", "tlog/checkpoint", {"audit-sequencer"}),
     "delete a segment": ("DeleteObject", f"segments/run-a/{SEGMENT}", set()),
     "delete a version": ("DeleteObjectVersion", "tlog/tile/0/000", set()),
 }
@@ -206,8 +209,10 @@ def test_each_role_of_the_log_may_do_what_the_table_says_and_nothing_else(done: 
 
 
 def test_only_the_trees_head_may_be_replaced() -> None:
-    (sequencer,) = [role for role in LOG_ROLES if role.create]
+    sequencer, reader = LOG_ROLES
     over = {"s3__if_match": "etag", "s3__ObjectCreationOperation": "true"}
+    assert not of_the_log(reader, "PutObject", "tlog/checkpoint", **over)
+    assert not of_the_log(reader, "PutObject", f"segments/_/{SEGMENT}", **over)
     assert of_the_log(sequencer, "PutObject", "tlog/checkpoint", **over)
     assert not of_the_log(sequencer, "PutObject", "tlog/tile/0/000", **over)
     assert not of_the_log(sequencer, "PutObject", "tlog/plans/7.json", **over)

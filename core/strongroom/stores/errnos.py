@@ -72,7 +72,8 @@ def explained(error: OSError, path: str, doing: str, *, reading: bool) -> Strong
         return ObjectExistsError(f"{what}; an object is never overwritten: write it under another name")
     if code == errno.ENOENT:
         return StoreError(
-            f"{what}; its folder was removed meanwhile: let nothing else clean up in a run's root"
+            f"{what}; its folder is not there: it cannot be made, or was removed meanwhile. Check the path "
+            "and the mount, and let nothing else clean up there"
         )
     if code in (errno.ENOTDIR, errno.EISDIR):
         return StoreError(f"{what}; a file stands where a folder is needed: remove it")

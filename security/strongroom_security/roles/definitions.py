@@ -187,7 +187,7 @@ ROLES: Final = (
 class LogRole:
     """A role of the audit log, which is about no run and has nothing to do with checkpoints.
 
-    It reads and lists all of the log. What puts events there are the roles of runs (`Definition.audits`).
+    It reads and lists all of the log. What others do is put there by the roles of runs (`Definition.audits`).
 
     Attributes:
         name: what it is called.
@@ -206,7 +206,12 @@ LOG_ROLES: Final = (
         does="brings what writers recorded into the log's tree, and adds no event",
         create=("tlog/*",),
     ),
-    LogRole(name="auditor-reader", does="verifies the log and asks it, and changes nothing"),
+    LogRole(
+        name="auditor-reader",
+        does="verifies the log and asks it, and adds nothing but that it did",
+        # Whoever asks is on record too: under the run that was asked about, or under none.
+        create=("segments/*",),
+    ),
 )
 
 
