@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["add_sequence", "add_sink", "duration_s", "open_sink", "run"]
 
 _FOUND: Final = 1
+_NOT_FOUND: Final = 3
 _KINDS: Final = ("ed25519", "ecdsa-p256")
 _DURATION: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)?")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -83,7 +84,8 @@ def add_sequence(verbs: Any) -> None:
         help="bring recorded segments into the log's tree, and sign its head",
         description="Check what writers recorded, bring it into the log's tree, and sign the tree's head. It "
         "may be killed at any time and run again. Exit status: 0 all is in, 1 something was refused, or the "
-        "log is not the one that was signed before, 4 the log or a witness could not be reached.",
+        "log is not the one that was signed before, 3 the log's folder is not there, 4 the log or a witness "
+        "could not be reached.",
     )
     add_sink(sequence)
     sequence.add_argument(
@@ -101,6 +103,11 @@ def add_sequence(verbs: Any) -> None:
         metavar="FILE",
         required=True,
         help="where the head that was signed last is remembered, where the log's writers cannot write",
+    )
+    sequence.add_argument(
+        "--first",
+        action="store_true",
+        help="there is no such file yet: take the log as it is found, and remember it from now on",
     )
     sequence.add_argument(
         "--signer",
@@ -170,11 +177,17 @@ def _keygen(options: argparse.Namespace) -> int:
 
 
 def _sequence(options: argparse.Namespace) -> int:
+    from strongroom_security.auditlog.listing import absent_folder
     from strongroom_security.auditlog.logstate import LogState
     from strongroom_security.auditlog.sequencing import Sequencer
 
+    sink = open_sink(options)
+    absent = absent_folder(sink)
+    if absent is not None:
+        sys.stderr.write(f"strongroom: {printable(absent)}\n")
+        return _NOT_FOUND
     sequencer = Sequencer(
-        open_sink(options),
+        sink,
         _log(options),
         state=LogState(Path(options.state)),
         wait_for_gaps_s=options.wait_for_gaps,
@@ -231,6 +244,8 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
     refused = [each for each in found.refused if str(each) not in told]
     waiting = [each for each in found.waiting if each.key not in told]
     is_news = bool(found.segments or refused or waiting) or not told
+    if found.taken_at is not None:
+        _tell_taken(found.taken_at, options)
     if options.json and is_news:
         head = found.head
         print_json(
@@ -248,6 +263,7 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
                 ],
                 "cosigned": list(found.cosigned),
                 "unwitnessed": list(found.unwitnessed),
+                "taken_at": found.taken_at,
             }
         )
     elif is_news:
@@ -267,6 +283,18 @@ def _tell(found: Sequenced, options: argparse.Namespace, told: set[str]) -> int:
             _say(f"witness: {contradiction}")
     told |= {"", *(str(each) for each in refused), *(each.key for each in waiting)}
     return 0 if found.is_clean else _FOUND
+
+
+def _tell_taken(size: int, options: argparse.Namespace) -> None:
+    """Say that a log which was set back before now would not show; beside the answer unless it was meant."""
+    text = f"no state: took the log as found, at size {size:,}"
+    if not options.first:
+        sys.stderr.write(
+            f"strongroom: warning: {text}; what was set back before would not show. If {options.state} was "
+            "lost or mistyped, put it back or name the right one; --first says that it is meant\n"
+        )
+    elif not options.json:
+        _say(text)
 
 
 def _say(text: str) -> None:

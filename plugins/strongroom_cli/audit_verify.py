@@ -15,6 +15,7 @@ from strongroom_cli.audit_prove import log_keys
 from strongroom_cli.console import Bar, line, new_console, print_json
 from strongroom_security.auditlog.checking import Demands, VerifiedLog, check_log
 from strongroom_security.auditlog.findings import Gravity
+from strongroom_security.auditlog.listing import absent_folder
 from strongroom_security.tlog.notes import MAX_NOTE_BYTES
 
 __all__ = ["run"]
@@ -41,9 +42,15 @@ def run(options: argparse.Namespace) -> int:
         run=options.run,
         allow_uncertified=options.allow_uncertified,
     )
+    absent = absent_folder(sink)
+    if absent is not None:
+        tell(absent)
+        return _NOT_FOUND
     with Bar("verifying", counts=True) as bar:
         found = check_log(sink, demands, progress=bar.show)
-    is_there = found.totals.segments > 0 or found.tree is not None or found.is_tampered
+    is_there = found.totals.segments > 0 or found.is_tampered
+    if options.run is None:
+        is_there = is_there or found.tree is not None
     if options.json:
         print_json(
             {
@@ -57,7 +64,12 @@ def run(options: argparse.Namespace) -> int:
     elif is_there:
         _print(new_console(), sink.uri, found)
     if not is_there:
-        tell(f"{sink.uri} holds no audit log{'' if options.run is None else f' of run {options.run}'}")
+        of_run = options.run is not None
+        tell(
+            f"nothing of run {options.run} is in the log {sink.uri}"
+            if of_run
+            else f"{sink.uri} holds no audit log"
+        )
         return _NOT_FOUND
     return _TAMPERED if found.is_tampered else 0
 

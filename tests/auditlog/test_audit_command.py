@@ -155,6 +155,54 @@ def test_a_log_whose_key_is_named_has_a_tree(audit: Audit, sink: LocalStore, tmp
     assert "sequence it first (strongroom audit sequence)" in " ".join(done.out.split())
 
 
+def test_nothing_of_a_run_is_no_log_that_is_whole(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    named = ("verify", "--sink", tmp_path / "log", "--run", "zzz")
+    for _ in range(2):
+        done = audit(*named)
+        assert (done.status, done.out) == (3, "")
+        assert "nothing of run zzz is in the log" in done.err
+        sequence(sink)
+    assert audit(*named[:-1], RUN).status == 0
+
+
+def test_an_empty_folder_is_an_empty_log_and_no_folder_is_none(audit: Audit, tmp_path: Path) -> None:
+    assert audit("keygen", "--to", tmp_path / "log.pem", "--origin", "example.com/audit").status == 0
+    command = ("sequence", "--sink", f"dir:{tmp_path / 'log'}", "--key", f"file:{tmp_path / 'log.pem'}")
+    command += ("--origin", "example.com/audit", "--state", str(tmp_path / "state"))
+    for more in ((), ("--follow",)):
+        done = audit(*command, *more)
+        assert (done.status, done.out) == (3, "")
+        assert "is not there" in done.err
+        assert not (tmp_path / "log").exists()
+    (tmp_path / "log").mkdir()
+    done = audit(*command)
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("0 segments")
+    assert audit("verify", "--sink", tmp_path / "log").status == 3
+
+
+def test_a_log_that_is_taken_as_found_is_told_unless_it_is_meant(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    assert audit("keygen", "--to", tmp_path / "log.pem", "--origin", "example.com/audit").status == 0
+    command = ("sequence", "--sink", f"dir:{tmp_path / 'log'}", "--key", f"file:{tmp_path / 'log.pem'}")
+    command += ("--origin", "example.com/audit", "--state")
+    began = audit(*command, tmp_path / "state")
+    assert (began.status, began.err) == (0, "")
+    size = audit(*command, tmp_path / "state", "--json").json["size"]
+    text = f"no state: took the log as found, at size {size}"
+    done = audit(*command, tmp_path / "mistyped")
+    assert done.status == 0
+    assert f"warning: {text}" in done.err
+    assert audit(*command, tmp_path / "mistyped").err == ""
+    done = audit(*command, tmp_path / "meant", "--first")
+    assert (done.status, done.err) == (0, "")
+    assert text in done.out
+    done = audit(*command, tmp_path / "another", "--first", "--json")
+    assert (done.json["taken_at"], done.err) == (size, "")
+    assert audit(*command, tmp_path / "another", "--json").json["taken_at"] is None
+
+
 def test_the_sequencer_knows_by_a_signer_whose_a_writers_id_is(
     audit: Audit, sink: LocalStore, tmp_path: Path
 ) -> None:
@@ -206,7 +254,8 @@ def test_a_tree_that_is_not_the_one_that_was_kept_is_refused(
     ("arguments", "status", "said"),
     (
         (("verify",), 2, "no audit log is named"),
-        (("verify", "--sink", "NOWHERE"), 3, "holds no audit log"),
+        (("verify", "--sink", "NOWHERE"), 3, "nowhere is not there: its path is mistyped"),
+        (("verify", "--sink", "dir:NOWHERE", "--run", "run-a"), 3, "is not there"),
         (("verify", "--sink", "NOWHERE", "--witness-key", "x"), 2, "--log-key"),
         (("verify", "--sink", "NOWHERE", "--log-key", "x"), 2, "NAME"),
         (("query", "--since", "yesterday"), 2, "is no moment"),

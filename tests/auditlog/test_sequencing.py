@@ -30,7 +30,7 @@ from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Tuning
 from strongroom.testing.faults import Fault, FaultyStore, every_fault
-from strongroom_security.auditlog import listing
+from strongroom_security.auditlog import listing, sequencing
 from strongroom_security.auditlog.checking import Demands, check_log
 from strongroom_security.auditlog.choosing import Limits
 from strongroom_security.auditlog.findings import FindingKind
@@ -696,6 +696,42 @@ def test_following_goes_on_over_failures_and_ends_when_told() -> None:
     assert found[1].segments == 1
     assert isinstance(found[2], Sequenced)
     assert found[2].segments == 0
+
+
+def test_following_waits_for_a_folder_that_is_away_and_ends_where_the_log_is_gone(tmp_path: Path) -> None:
+    sink, away = LocalStore(tmp_path / "sink"), tmp_path / "away"
+    Writer(1).put(sink)
+    sequencer = Sequencer(sink, LOG, state=LogState(tmp_path / "state"))
+    rounds = sequencer.follow(0.0, threading.Event())
+    assert isinstance(next(rounds), Sequenced)
+    (tmp_path / "sink").rename(away)
+    found = next(rounds)
+    assert isinstance(found, StoreUnavailableError)
+    assert "its mount is away" in str(found)
+    away.rename(tmp_path / "sink")
+    Writer(2).put(sink)
+    found = next(rounds)
+    assert isinstance(found, Sequenced)
+    assert found.segments == 1
+    sink.delete("tlog/checkpoint")
+    with pytest.raises(IntegrityError, match="the log was removed"):
+        next(rounds)
+
+
+def test_what_lies_below_a_mount_that_is_away_is_no_log_that_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = LocalStore(tmp_path / "sink")
+    Writer(1).put(sink)
+    sequencer = Sequencer(sink, LOG, state=LogState(tmp_path / "state"))
+    sequencer.run_once()
+    sink.delete_tree("tlog")
+    with monkeypatch.context() as patched:
+        patched.setattr(sequencing, "device_of", lambda _: -1)
+        with pytest.raises(StoreUnavailableError, match="its mount is away"):
+            sequencer.run_once()
+    with pytest.raises(IntegrityError, match="the log was removed"):
+        sequencer.run_once()
 
 
 # ------------------------------------------------------------------------------- what is remembered, and lies

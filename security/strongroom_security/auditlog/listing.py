@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Final
 from strongroom.errors import AccessDeniedError, ConfigError, FormatError, ObjectNotFoundError
 from strongroom.parallel import run_all
 from strongroom.stores.base import ObjectInfo, Store
+from strongroom.stores.local import LocalStore
 from strongroom.stores.offers import Detailing, tuning_of
 from strongroom_security.auditlog.lines import parse_segment_key
 from strongroom_security.auditlog.segments import MAX_SEGMENT_BYTES
 
-__all__ = ["SEGMENTS", "Listing", "list_segments", "read_segments"]
+__all__ = ["SEGMENTS", "Listing", "absent_folder", "device_of", "list_segments", "read_segments"]
 
 SEGMENTS: Final = "segments"
 """The folder that writers create in, and nobody else."""
@@ -46,6 +48,26 @@ class Listing:
             segments={key: info for key, info in self.segments.items() if key.startswith(begins)},
             strays=tuple(key for key in self.strays if key.startswith(begins)),
         )
+
+
+def absent_folder(store: Store) -> str | None:
+    """In words, that a sink's folder is not there; None: it is, or the sink is no folder.
+
+    A store takes an absent folder for an empty one, and a log that nobody has begun is rarely what was meant.
+    """
+    if not isinstance(store, LocalStore) or os.path.isdir(store.root):
+        return None
+    return f"the audit log's folder {store.root} is not there: its path is mistyped, or its mount is away"
+
+
+def device_of(store: Store) -> int | None:
+    """The file system that a sink's folder is on; None: it is not there, or the sink is no folder."""
+    if not isinstance(store, LocalStore):
+        return None
+    try:
+        return os.stat(store.root).st_dev
+    except OSError:
+        return None
 
 
 def list_segments(store: Store) -> Listing:

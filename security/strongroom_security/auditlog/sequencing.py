@@ -30,7 +30,7 @@ from strongroom.errors import (
 from strongroom.stores.base import Store
 from strongroom.stores.offers import Replacing
 from strongroom_security.auditlog.choosing import Chooser, Chosen, Limits, Refused, Waiting
-from strongroom_security.auditlog.listing import list_segments
+from strongroom_security.auditlog.listing import absent_folder, device_of, list_segments
 from strongroom_security.auditlog.logstate import LogState
 from strongroom_security.auditlog.ordering import Sequence
 from strongroom_security.auditlog.plans import MAX_PLAN_BYTES, Plan, plan_key
@@ -111,6 +111,8 @@ class Sequenced:
         waiting: what does not go in yet.
         cosigned: names of the witnesses that cosigned the head.
         unwitnessed: what witnesses said that contradicts this log, though enough others have cosigned.
+        taken_at: the size of a log that was taken as it was found, since nothing was remembered of it; None:
+            there was no log, or it was held against what was remembered.
     """
 
     head: Checkpoint | None
@@ -122,6 +124,7 @@ class Sequenced:
     waiting: tuple[Waiting, ...] = ()
     cosigned: tuple[str, ...] = ()
     unwitnessed: tuple[str, ...] = ()
+    taken_at: int | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -189,6 +192,8 @@ class Sequencer:
         )
         self._unwitnessed: dict[str, str] = {}
         self._sequence: Sequence | None = None
+        self._taken_at: int | None = None
+        self._device: int | None = None
 
     def run_once(self) -> Sequenced:
         """Bring everything into the tree that can go in now.
@@ -197,17 +202,25 @@ class Sequencer:
             IntegrityError: the log in the sink is not the one that was signed before, grown, or not whole, or
                 a planned segment was changed or removed. Nothing is signed.
             UntrustedError: its head is not signed by the log's keys.
-            StoreError: the sink or too many witnesses could not be asked; what was begun is gone on with next
-                time.
+            StoreError: the sink or too many witnesses could not be asked, or the sink's folder is not there;
+                what was begun is gone on with next time.
         """
         done = _Done()
         self._unwitnessed = {}
+        self._taken_at = None
+        self._refuse_what_is_away()
         try:
             for _ in range(_TURNS):
                 found = self._run(done)
                 if found is not None:
+                    self._device = device_of(self._sink)
                     return found
                 self._sequence = None
+        except IntegrityError as error:
+            self._sequence = None
+            # What lies below a mount that went away is no log that was changed.
+            self._refuse_what_is_away(error)
+            raise
         except BaseException:
             # It may hold what was chosen and never went in.
             self._sequence = None
@@ -229,6 +242,22 @@ class Sequencer:
                 yield error if isinstance(error, StoreError) else StoreUnavailableError(str(error))
             stop.wait(every_s)
 
+    def _refuse_what_is_away(self, error: IntegrityError | None = None) -> None:
+        """Tell a folder that is out of reach from a log that is not the one that was signed.
+
+        Args:
+            error: what is wrong with what is there.
+
+        Raises:
+            StoreUnavailableError: it is out of reach.
+        """
+        absent = absent_folder(self._sink)
+        is_known = error is not None and self._device is not None
+        if absent is None and is_known and device_of(self._sink) != self._device:
+            absent = f"{self._sink.uri} is on another file system than before: its mount is away ({error})"
+        if absent is not None:
+            raise StoreUnavailableError(absent) from error
+
     def _run(self, done: _Done) -> Sequenced | None:
         """One run; None: another sequencer was faster."""
         current = self._open()
@@ -243,7 +272,7 @@ class Sequencer:
             else:
                 chosen = self._chooser.choose(listed, sequence)
                 if not chosen.segments:
-                    return done.told(current.signed, chosen, self._unwitnessed)
+                    return done.told(current.signed, chosen, self._unwitnessed, self._taken_at)
                 plan = Plan(size=current.head.size, segments=tuple(chosen.segments))
                 if not self._create(plan):
                     # Another's plan stands, and is carried out in this one's place.
@@ -283,6 +312,7 @@ class Sequencer:
             return
         note = self._state.read()
         if note is None:
+            self._taken_at = current.head.size or None
             self._note_state(current)
             return
         before = open_checkpoint(note, self._log.keys, f"the state {self._state.path}").head
@@ -447,7 +477,11 @@ class _Done:
         self._gaps += [each.key for each in plan.segments if each.follows_gap]
 
     def told(
-        self, signed: SignedCheckpoint | None, last: Chosen, unwitnessed: Mapping[str, str]
+        self,
+        signed: SignedCheckpoint | None,
+        last: Chosen,
+        unwitnessed: Mapping[str, str],
+        taken_at: int | None,
     ) -> Sequenced:
         return Sequenced(
             head=None if signed is None else signed.head,
@@ -459,6 +493,7 @@ class _Done:
             waiting=tuple(last.waiting),
             cosigned=() if signed is None else tuple(sorted({each.key.name for each in signed.cosigned})),
             unwitnessed=tuple(unwitnessed.values()),
+            taken_at=taken_at,
         )
 
 
