@@ -418,6 +418,10 @@ def test_a_burst_of_which_a_part_came_late_or_before_is_one() -> None:
     for n in range(5):  # the last is within what was asked for
         over.tell(Action.RESTORE, outcome=Outcome.DENIED, at=SINCE - 4 * MINUTE + n * MINUTE)
     assert "denied-burst" in with_late(over, [])
+    before = Log()
+    for n in range(5):  # whoever asked an hour ago was told
+        before.tell(Action.RESTORE, outcome=Outcome.DENIED, at=SINCE - 9 * MINUTE + n * MINUTE)
+    assert "denied-burst" not in with_late(before, [])
 
 
 def test_a_reader_who_is_told_of_late_is_unusual_and_not_the_usual() -> None:

@@ -530,21 +530,39 @@ def test_where_a_plan_is_missing_or_none_the_trees_own_entries_tell(
         assert index.counts().sequenced == 10
 
 
+@pytest.mark.parametrize("count", (1, 4))
 def test_a_tree_that_was_made_anew_is_not_believed_by_what_was_known_of_the_old_one(
-    path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
+    """Whether it has become smaller, or is of other segments."""
     whole = pristine()
-    sink = sink_with(whole, has_tree=True)
+    first, *others = sorted(whole)
+    sink = sink_with({first: whole[first]}, has_tree=True)
     with opened(path, sink) as index:
+        refresh(index, sink)
+        for key in others:
+            sink.put(key, whole[key])
+        sequence(sink)
         refresh(index, sink)
         assert index.counts().sequenced == 10
         sink.delete_tree("tlog")
-        other = sink_with({key: whole[key] for key in sorted(whole)[:1]}, has_tree=True)
-        for name in ("checkpoint", "tile/0/000.p/4", "tile/entries/000.p/4", "plans/0.json"):
-            sink.put(f"tlog/{name}", other.read(f"tlog/{name}", limit_bytes=1 << 20))
+        kept = sorted(whole)[-count:]
+        other = sink_with({key: whole[key] for key in kept}, has_tree=True)
+        for key in kept:
+            other.delete(key)
+        for name in sorted(_names(other, "tlog")):
+            sink.put(name, other.read(name, limit_bytes=1 << 20))
         refresh(index, sink)
-        assert index.counts().sequenced == 2
+        held = {entry.segment for entry in ask_events(index, Question()) if entry.leaf is not None}
+        assert held == set(kept)
     assert "is not the one that it was, grown" in caplog.text
+
+
+def _names(sink: Any, folder: str) -> list[str]:
+    found: list[str] = []
+    for name in sink.list_names(folder):
+        found += _names(sink, f"{folder}/{name[:-1]}") if name.endswith("/") else [f"{folder}/{name}"]
+    return found
 
 
 def test_a_tree_that_the_named_log_has_not_signed_proves_nothing(path: Path) -> None:
