@@ -96,8 +96,9 @@ def _add_verify(verbs: Any) -> None:
         verbs,
         "verify",
         "find out whether the log is as it was written, and where it is not",
-        "Exit status: 0 nothing is wrong, 1 somebody has changed it, 3 there is no log, 4 it could not be "
-        "read. What is unproven is told, and is no failure.",
+        "Exit status: 0 nothing is wrong, 1 somebody has changed it, or vouches for a writer without being "
+        "trusted, 3 there is no log, or nothing of that run, 4 it could not be read. What is unproven is "
+        "told, and is no failure.",
     )
     verify.add_argument(
         "--against",
@@ -123,8 +124,8 @@ def _add_verify(verbs: Any) -> None:
         metavar="KEY",
         action="append",
         default=[],
-        help="a public key whose word on writers counts, as file:audit.pub; may be repeated (default: the "
-        "policy's)",
+        help="a public key whose word on writers counts, as file:audit.pub, in place of the policy's; may be "
+        "repeated: name those that vouched before as well",
     )
     verify.add_argument("--run", metavar="RUN", help="look at one run's segments alone")
     verify.add_argument(

@@ -70,6 +70,7 @@ def vouchers_of(options: argparse.Namespace, policy: Policy | None) -> Vouchers:
         signer = getattr(getattr(policy, section, None), "signer", None)
         if signer is not None:
             keys.append(signer.public_key)
+    keys += getattr(getattr(policy, "audit", None), "former_keys", ())
     requirement = getattr(getattr(policy, "verify", None), "requirement", None)
     keys += [key for key in getattr(requirement, "keys", ()) if isinstance(key, PublicKey)]
     return Vouchers(keys)

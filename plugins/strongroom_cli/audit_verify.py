@@ -23,8 +23,13 @@ __all__ = ["run"]
 _TAMPERED: Final = 1
 _NOT_FOUND: Final = 3
 
-_STYLES: Final = {Gravity.TAMPERED: "bold red", Gravity.UNPROVEN: "yellow", Gravity.NOTE: "dim"}
-_SHOWN: Final = {Gravity.TAMPERED: 1_000, Gravity.UNPROVEN: 20, Gravity.NOTE: 20}
+_STYLES: Final = {
+    Gravity.TAMPERED: "bold red",
+    Gravity.UNTRUSTED: "bold red",
+    Gravity.UNPROVEN: "yellow",
+    Gravity.NOTE: "dim",
+}
+_SHOWN: Final = {Gravity.TAMPERED: 1_000, Gravity.UNTRUSTED: 1_000, Gravity.UNPROVEN: 20, Gravity.NOTE: 20}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
                 "sink": sink.uri,
                 "tampered": found.is_tampered,
                 "totals": found.totals.to_json(),
+                "untrusted": found.is_untrusted,
                 "tree": None if found.tree is None else found.tree.to_json(),
             }
         )
@@ -71,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             else f"{sink.uri} holds no audit log"
         )
         return _NOT_FOUND
-    return _TAMPERED if found.is_tampered else 0
+    return _TAMPERED if found.is_tampered or found.is_untrusted else 0
 
 
 def _read(path: Path) -> bytes:
@@ -125,6 +131,9 @@ def _print(console: Console, uri: str, found: VerifiedLog) -> None:
     unproven = totals.events - totals.sequenced_events
     if found.is_tampered:
         console.print(line(("the log is not as it was written", "bold red")))
+    elif found.is_untrusted:
+        told = "nothing was changed in what can be seen; writers are vouched for by keys that are not trusted"
+        console.print(line((told, "bold red")))
     elif unproven:
         how_many = f"{unproven:,} of {words.count(totals.events, 'event')} are unproven: not in the tree"
         console.print(line(("nothing is wrong in what can be seen; ", "green"), (how_many, "yellow")))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from strongroom.roles import Duty
     from strongroom.stores.base import Store
     from strongroom_security.auditlog.auditor import LogAuditor
+    from strongroom_security.publickeys import PublicKey
     from strongroom_security.role import ActAs
     from strongroom_security.roles.credentials import Credentials
     from strongroom_security.signers.base import Signer
@@ -27,6 +28,7 @@ _LOG: Final = logging.getLogger("strongroom")
 
 _SECTION: Final = "audit"
 _DIR: Final = "dir:"
+_FILE: Final = "file:"
 _S3: Final = "s3://"
 _MIN_SPOOL_BYTES: Final = 1 << 20
 _MAX_SEAL_EVENTS: Final = 50_000
@@ -43,6 +45,8 @@ class Audit:
         sink: where the log is: ``"dir:PATH"``, ``"s3://BUCKET/PREFIX"``, or a `Store` of your own.
         key: who vouches for what this process writes: a text as in the policy file, or a `Signer`. None:
             the key of ``[sign]``.
+        former_keys: who vouched before, as ``"file:PATH"`` of public keys or as `PublicKey`: whoever verifies
+            the log by this policy believes them about writers, and about nothing else.
         passphrase: where an encrypted key file's passphrase is: ``"env:NAME"`` or ``"file:PATH"``.
         spool: the folder of this machine in which events wait for the sink; None: the usual one.
         spool_bytes: how much may wait there, at most.
@@ -61,6 +65,7 @@ class Audit:
 
     sink: str
     signer: Signer | None
+    former_keys: tuple[PublicKey, ...]
     spool: Path | None
     spool_bytes: int
     seal_s: float
@@ -75,6 +80,7 @@ class Audit:
         *,
         sink: str | Store,
         key: str | Signer | None = None,
+        former_keys: Sequence[str | PublicKey] = (),
         passphrase: str | None = None,
         spool: str | os.PathLike[str] | None = None,
         spool_bytes: int | None = None,
@@ -93,6 +99,7 @@ class Audit:
         put(self, "sink", uri)
         put(self, "_store", store)
         put(self, "signer", _signer(key, passphrase, folder))
+        put(self, "former_keys", _former(former_keys, folder))
         put(self, "spool", _spool(spool, folder))
         put(
             self,
@@ -237,6 +244,27 @@ def _signer(key: str | Signer | None, passphrase: object, base: Path) -> Signer 
         return open_signer(key, base=base, passphrase=passphrase)
     except ConfigError as error:
         raise WrongMemberError(_SECTION, "key", str(error)) from None
+
+
+def _former(keys: object, base: Path) -> tuple[PublicKey, ...]:
+    from strongroom_security.publickeys import PublicKey
+    from strongroom_security.signers.opening import open_public_key
+
+    found: list[PublicKey] = []
+    for each in texts(_SECTION, "former_keys", keys):
+        if isinstance(each, PublicKey):
+            found.append(each)
+            continue
+        # No key service: a job must not depend on one for a key that it never uses.
+        if not isinstance(each, str) or each[: len(_FILE)] != _FILE:
+            what = f"expected 'file:PATH' of a public key, got {each!r:.60}"
+            element = each if isinstance(each, str) else None
+            raise WrongMemberError(_SECTION, "former_keys", what, element=element)
+        try:
+            found.append(open_public_key(each, base=base))
+        except ConfigError as error:
+            raise WrongMemberError(_SECTION, "former_keys", str(error), element=each) from None
+    return tuple(found)
 
 
 def _spool(spool: object, base: Path) -> Path | None:

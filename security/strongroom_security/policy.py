@@ -67,6 +67,7 @@ _MEMBERS: Final = {
     "audit": (
         "sink",
         "key",
+        "former_keys",
         "passphrase",
         "spool",
         "spool_bytes",

@@ -162,7 +162,8 @@ def look(sink: Store, demands: Demands | None = None) -> VerifiedLog:
 
 
 def tampering(found: VerifiedLog) -> list[Finding]:
-    return [finding for finding in found.findings if finding.gravity is Gravity.TAMPERED]
+    wrong = (Gravity.TAMPERED, Gravity.UNTRUSTED)
+    return [finding for finding in found.findings if finding.gravity in wrong]
 
 
 def places(found: VerifiedLog) -> set[tuple[str | None, int, FindingKind]]:

@@ -42,6 +42,8 @@ from strongroom_cli.words import printable
 from strongroom_security import SecurityPolicy
 from strongroom_security.auditlog.queries import ask_events
 from strongroom_security.auditlog.segments import SegmentChain, closed_for, read_segment
+from strongroom_security.publickeys import PublicKey
+from strongroom_security.signers.generating import generate_key
 from strongroom_security.tlog.notekeys import NoteSigner
 
 HOSTILE = "evil\x1b[31m\x07[red]\r\n\u202e=cmd()"
@@ -222,7 +224,33 @@ def test_the_sequencer_knows_by_a_signer_whose_a_writers_id_is(
 def test_a_writer_by_another_signer_is_refused(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
     done = audit("verify", "--sink", tmp_path / "log", "--signer", public_key(tmp_path / "x.pub", STRANGER))
     assert done.status == 1
-    assert done.out.count("unknown-signer") == 5
+    assert done.out.count("untrusted unknown-signer") == 5
+    assert "or one that vouched before" in done.out
+    assert "vouched for by keys that are not trusted" in done.out
+    assert "is not as it was written" not in done.out
+
+
+def test_a_key_that_vouched_before_is_believed_about_writers_and_about_nothing_else(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    public_key(tmp_path / "old.pub")
+    generate_key(tmp_path / "new.pem")
+    begins = f'[audit]\nsink = "dir:log"\nspool = "spool"\nkey = "file:{tmp_path / "new.pem"}"\n'
+    policy = tmp_path / "strongroom.toml"
+    policy.write_text(begins)
+    done = audit("verify", "--security", policy, "--json")
+    assert (done.status, done.json["tampered"], done.json["untrusted"]) == (1, False, True)
+    policy.write_text(f'{begins}former_keys = ["file:old.pub"]\n')
+    done = audit("verify", "--security", policy, "--json")
+    totals = done.json["totals"]
+    assert (done.status, done.json["untrusted"]) == (0, False)
+    # The three, and the question before this one: by the new key.
+    assert (totals["writers"], totals["vouched_writers"]) == (4, 4)
+    loaded = SecurityPolicy.load(policy)
+    assert loaded.audit is not None
+    (former,) = loaded.audit.former_keys
+    assert former == PublicKey.of(VOUCHER.public_key())
+    assert loaded.verify is None
 
 
 def test_where_nobody_is_named_who_vouches_that_is_said(

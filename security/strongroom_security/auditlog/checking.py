@@ -93,6 +93,11 @@ class VerifiedLog:
     def is_tampered(self) -> bool:
         return any(finding.gravity is Gravity.TAMPERED for finding in self.findings)
 
+    @property
+    def is_untrusted(self) -> bool:
+        """Whether somebody vouches for a part of it who is not trusted."""
+        return any(finding.gravity is Gravity.UNTRUSTED for finding in self.findings)
+
 
 def check_log(
     store: Store, demands: Demands, *, progress: Callable[[int, int], None] | None = None

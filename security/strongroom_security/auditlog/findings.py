@@ -17,6 +17,9 @@ class Gravity(enum.Enum):
 
     TAMPERED = "tampered"
     """The log is not as it was written, or not by whom it says."""
+    UNTRUSTED = "untrusted"
+    """Who wrote a part of the log is vouched for by somebody who is not trusted: another's key, or one that was
+    changed and that nobody named."""
     UNPROVEN = "unproven"
     """Nothing is known to be wrong, and what could be taken away or changed would not show."""
     NOTE = "note"
@@ -124,6 +127,8 @@ class Finding:
     def gravity(self) -> Gravity:
         if self.kind in _UNPROVEN:
             return Gravity.UNPROVEN
+        if self.kind is FindingKind.UNKNOWN_SIGNER:
+            return Gravity.UNTRUSTED
         return Gravity.NOTE if self.is_excused else Gravity.TAMPERED
 
     def to_json(self) -> dict[str, Any]:

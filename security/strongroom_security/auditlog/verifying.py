@@ -90,6 +90,7 @@ class _Claim:
     line: int
     event: str | None
     voucher: Voucher
+    key_id: str
     is_salvager: bool
 
 
@@ -263,6 +264,7 @@ class Verifier:
                     line=1,
                     event=segment.event_at(1),
                     voucher=self._vouchers.of(opened.certificate, opened.certified()),
+                    key_id="" if opened.certificate is None else opened.certificate.key_id,
                     is_salvager=False,
                 )
             )
@@ -286,6 +288,7 @@ class Verifier:
                     line=place,
                     event=segment.event_at(place),
                     voucher=self._vouchers.of(salvage.certificate, salvage.certified()),
+                    key_id="" if salvage.certificate is None else salvage.certificate.key_id,
                     is_salvager=True,
                 )
             )
@@ -431,7 +434,10 @@ class Verifier:
             for claim in claims:
                 if claim.voucher is Voucher.UNKNOWN:
                     self._claim(
-                        claim, FindingKind.UNKNOWN_SIGNER, "its certificate is by a key that is not trusted"
+                        claim,
+                        FindingKind.UNKNOWN_SIGNER,
+                        f"its certificate is by a key that is not trusted, {claim.key_id[:16]!r}: another's, "
+                        "or one that vouched before; if so, name it by --signer or former_keys in [audit]",
                     )
                 elif claim.voucher is Voucher.NOBODY:
                     self._claim(claim, FindingKind.UNCERTIFIED, "nobody vouches for the key that signs it")
