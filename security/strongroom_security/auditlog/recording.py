@@ -52,6 +52,7 @@ _FAILED_FOLDERS: Final = 3
 _UNHELD_S: Final = 10.0
 """After which the record of auditors ends that are all gone."""
 _MAX_ASIDE: Final = 10_000
+_ASIDE_S: Final = 0.01
 
 
 class Recording:
@@ -217,7 +218,7 @@ class Recording:
         self._wake()
 
     def _take_up(self) -> None:
-        while self._aside:
+        for _ in range(len(self._aside)):
             try:
                 act, actor, time_ms = self._aside.popleft()
             except IndexError:
@@ -252,6 +253,8 @@ class Recording:
 
     def close(self, until: float) -> None:
         self._take_up()
+        while self._aside and time.monotonic() < until and not self._stop.wait(_ASIDE_S):
+            self._wake()  # what this thread was stopped in the middle of is another's to undo
         if self._losses:
             # What goes into the sink makes the room in which to say that something was lost.
             self.secure(time.monotonic() + max(0.0, (until - time.monotonic()) / 2))

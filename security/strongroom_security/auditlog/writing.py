@@ -55,7 +55,6 @@ class BusyError(Exception):
 class _Before:
     """How a writer stood before a change, which is done whole or not at all."""
 
-    thread: int
     chain: SegmentChain
     current: Segment | None
     sealed: int
@@ -103,6 +102,7 @@ class RunWriter:
         self._lock = threading.RLock()
         self._files = WriterFiles(spool, key.writer)
         self._before: _Before | None = None
+        self._holder: int | None = None
         self._chain = SegmentChain(key)
         self._now_ms = now_ms
         self._aside = aside
@@ -131,13 +131,17 @@ class RunWriter:
                 if self._is_busy():
                     self._aside(act, actor, when)
                     raise BusyError
-                if not self._has_room(room):
-                    return None
-                segment = self._current or self._change(self._open)
-                chain = self._chain
-                line = self._change(lambda: self._add(act, actor, when))
-                self._seal_if_full(segment)
-                return segment, line
+                try:
+                    self._holder = threading.get_ident()
+                    if not self._has_room(room):
+                        return None
+                    segment = self._current or self._change(self._open)
+                    chain = self._chain
+                    line = self._change(lambda: self._add(act, actor, when))
+                    self._seal_if_full(segment)
+                    return segment, line
+                finally:
+                    self._holder = None
         except Exception:
             raise
         except BaseException:
@@ -149,17 +153,21 @@ class RunWriter:
         """As `append`, and seal its segment, which has the certificate if there is one by now."""
         with self._lock:
             if self._is_busy():
-                raise BusyError
-            current = self._current
-            if not self.has_ended and current is not None and self._could_be_certified(current):
+                raise BusyError  # the lock stays entered, and nobody could send what is waited for
+            try:
+                self._holder = threading.get_ident()
+                current = self._current
+                if not self.has_ended and current is not None and self._could_be_certified(current):
+                    self._change(self._close)
+                if not self._has_room(room):
+                    return None
+                segment = self._current or self._change(self._open)
+                when = self._time()
+                line = self._change(lambda: self._add(act, actor, when))
                 self._change(self._close)
-            if not self._has_room(room):
-                return None
-            segment = self._current or self._change(self._open)
-            when = self._time()
-            line = self._change(lambda: self._add(act, actor, when))
-            self._change(self._close)
-            return segment, line
+                return segment, line
+            finally:
+                self._holder = None
 
     def _has_room(self, room: int) -> bool:
         if self.has_ended:
@@ -174,8 +182,9 @@ class RunWriter:
     def open_next(self) -> None:
         """Begin the next segment before its first event, so that a dead process leaves one to be closed."""
         with self._lock:
-            has_begun = not self._is_busy() and self._chain.segment > 0 and not self.has_ended
-            if has_begun and self._current is None and not self.certifying.is_lacking:
+            if self._is_busy() or self._chain.segment == 0 or self.has_ended:
+                return
+            if self._current is None and not self.certifying.is_lacking:
                 self._change(self._open)
 
     def seal(self, *, is_last: bool = False, at_least: int = 1) -> bool:
@@ -187,20 +196,24 @@ class RunWriter:
         with self._lock:
             if self._is_busy() or self.has_ended:
                 return False
-            if is_last and not self._chain.segment:
-                self.has_ended = True  # it never began
-                return False
-            if is_last:
-                if self._current is not None and self._could_be_certified(self._current):
-                    self._change(self._close)
-                if self._current is None:
-                    self._change(self._open)
-                self._change(lambda: self._close(is_last=True))
+            try:
+                self._holder = threading.get_ident()
+                if is_last and not self._chain.segment:
+                    self.has_ended = True  # it never began
+                    return False
+                if is_last:
+                    if self._current is not None and self._could_be_certified(self._current):
+                        self._change(self._close)
+                    if self._current is None:
+                        self._change(self._open)
+                    self._change(lambda: self._close(is_last=True))
+                    return True
+                if self._current is None or self._current.events < at_least:
+                    return False
+                self._change(self._close)
                 return True
-            if self._current is None or self._current.events < at_least:
-                return False
-            self._change(self._close)
-            return True
+            finally:
+                self._holder = None
 
     def _could_be_certified(self, segment: Segment) -> bool:
         """Whether the certificate has come since a segment was opened without."""
@@ -212,12 +225,10 @@ class RunWriter:
     # -------------------------------------------------------------------------------- changes, whole or not
 
     def _is_busy(self) -> bool:
-        """Whether this thread is in the middle of a change. What another one left halfway is undone."""
-        before = self._before
-        if before is None:
-            return False
-        if before.thread == threading.get_ident():
+        """Whether this thread is in the middle of something. What another one left halfway is undone."""
+        if self._holder == threading.get_ident():
             return True
+        self._holder = None
         self._undo()
         return False
 
@@ -225,7 +236,6 @@ class RunWriter:
         """Do something to the chain and the current segment: whole, or not at all."""
         now = self._current
         self._before = _Before(
-            thread=threading.get_ident(),
             chain=self._chain,
             current=now,
             sealed=len(self._sealed),
