@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from recorders import Place, act, soon
 
-from strongroom.errors import AuditError
 from strongroom_security.auditlog import filing, recording, writers, writing
 
 MODULES = {str(module.__file__) for module in (filing, recording, writers, writing)}
@@ -99,24 +98,6 @@ def test_what_a_handler_records_in_the_middle_of_a_line_is_recorded(place: Place
     assert number > 10
     expected = {*range(number + 1), *range(1001, 1000 + number)}
     assert sorted(place.numbers()) == sorted(expected)
-
-
-def test_a_read_in_the_middle_of_a_line_is_refused_and_waits_for_nothing(place: Place) -> None:
-    refused: list[str] = []
-    with place.auditor(intent_s=2.0) as auditor:
-
-        def handle() -> None:
-            try:
-                auditor.intend(act(1000))
-            except AuditError as error:
-                refused.append(str(error))
-
-        auditor.record(act(0))
-        for number in range(1, 60):
-            with at_call(number, handle):
-                auditor.record(act(number))
-    assert any("a signal's handler" in text for text in refused)
-    assert set(place.numbers()) - {1000} == set(range(60))
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
