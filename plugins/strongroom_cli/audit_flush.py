@@ -28,7 +28,8 @@ def add_flush(verbs: Any) -> None:
         "flush",
         help=text,
         description=f"{text[0].upper()}{text[1:]}. What living ones write is left alone.",
-        epilog="Exit status: 0 nothing is left, 1 something is (see why), 2 the policy cannot be followed.",
+        epilog="Exit status: 0 nothing is left, 1 something is (see why), or waits for another sink, 2 the "
+        "policy cannot be followed.",
     )
     flush.add_argument(
         "--security",
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     from strongroom.config import load_policy
     from strongroom_cli.console import print_json
     from strongroom_security.auditlog.auditor import LogAuditor
+    from strongroom_security.auditlog.elsewhere import waiting_elsewhere
+    from strongroom_security.auditlog.spool import find_spool
 
     policy = load_policy(options.security)
     auditor = None if policy is None else policy.auditor
@@ -60,8 +63,11 @@ def run(options: argparse.Namespace) -> int:
         done = flushing.salvage()
     finally:
         flushing.close(within_s=_WITHIN_S)
+    spool = find_spool(settings.spool, settings.sink)
+    others = {} if spool is None else waiting_elsewhere(spool)
     if options.json:
-        print_json({"sink": settings.sink, **dataclasses.asdict(done)})
+        elsewhere = {str(folder): waiting for folder, waiting in others.items()}
+        print_json({"sink": settings.sink, **dataclasses.asdict(done), "elsewhere": elsewhere})
     else:
         sent = f"{count(done.segments, 'segment')} with {count(done.events, 'event')} sent to {settings.sink}"
         torn = f"; {done.torn} ended in the middle of a line" if done.torn else ""
@@ -69,4 +75,7 @@ def run(options: argparse.Namespace) -> int:
         if done.left or done.error:
             why = done.error or "another process was in the way"
             sys.stderr.write(printable(f"strongroom: {done.left} still wait here: {why}") + "\n")
-    return _LEFT if done.left or done.error else 0
+        for folder, waiting in others.items():
+            told = f"waiting for another sink, in {folder}: {count(waiting, 'segment')}; flush by its policy"
+            sys.stderr.write(printable(f"strongroom: {told}") + "\n")
+    return _LEFT if done.left or done.error or others else 0

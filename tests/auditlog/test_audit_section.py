@@ -215,6 +215,32 @@ def test_flush_says_what_still_waits_and_why(folder: Path, capsys: pytest.Captur
     assert "1 still wait here" in capsys.readouterr().err
 
 
+def test_flush_says_what_waits_for_another_sink(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[audit]\nsink = "dir:{}"\nspool = "spool"\nkey = "file:audit.pem"\nseal_s = 3600\n'
+    (folder / "policy.toml").write_text(text.format("sink"))
+    left_by_a_killed_process(folder)
+    (waits,) = (folder / "spool").iterdir()
+    (folder / "other.toml").write_text(text.format("other"))
+    assert main(["audit", "flush", "--security", "other.toml"]) == 1
+    assert f"waiting for another sink, in {waits}: 1 segment" in capsys.readouterr().err
+    assert main(["audit", "flush", "--security", "other.toml", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["elsewhere"] == {str(waits): 1}
+    assert main(["audit", "flush", "--security", "policy.toml"]) == 0
+    assert main(["audit", "flush", "--security", "other.toml"]) == 0
+
+
+def test_what_a_living_process_writes_for_another_sink_is_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '[audit]\nsink = "dir:{}"\nspool = "spool"\nkey = "file:audit.pem"\nseal_s = 3600\n'
+    (folder / "policy.toml").write_text(text.format("sink"))
+    (folder / "other.toml").write_text(text.format("other"))
+    auditor = SecurityPolicy.load(folder / "policy.toml").auditor
+    auditor.record(act(1))
+    assert main(["audit", "flush", "--security", "other.toml"]) == 0
+    auditor.close(within_s=LONG_S)
+
+
 def test_flush_needs_a_policy_that_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "policy.toml").write_text('digest = "sha256"\n')
     assert main(["audit", "flush", "--security", "policy.toml"]) == 2

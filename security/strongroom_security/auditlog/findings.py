@@ -18,8 +18,8 @@ class Gravity(enum.Enum):
     TAMPERED = "tampered"
     """The log is not as it was written, or not by whom it says."""
     UNTRUSTED = "untrusted"
-    """Who wrote a part of the log is vouched for by somebody who is not trusted: another's key, or one that was
-    changed and that nobody named."""
+    """Who wrote a part of the log is vouched for by somebody who is not trusted: another's key, or one that
+    was changed and that nobody named."""
     UNPROVEN = "unproven"
     """Nothing is known to be wrong, and what could be taken away or changed would not show."""
     NOTE = "note"
