@@ -271,8 +271,9 @@ class Index:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_S)
         try:
-            application = connection.execute("PRAGMA application_id").fetchone()[0]
+            # In this order: another process may make the tables in between, and marks the file as it does.
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            application = connection.execute("PRAGMA application_id").fetchone()[0]
             if tables and application != _APPLICATION:
                 if not self._is_ours:
                     raise ConfigError(f"{self.path} is another program's database, and is left alone")
