@@ -205,6 +205,29 @@ def test_a_log_that_is_taken_as_found_is_told_unless_it_is_meant(
     assert audit(*command, tmp_path / "another", "--json").json["taken_at"] is None
 
 
+def test_the_logs_key_is_changed_without_a_break(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
+    old, new = (
+        audit("keygen", "--to", tmp_path / name, "--origin", "example.com/audit").out.strip()
+        for name in ("old.pem", "new.pem")
+    )
+    command = ("sequence", "--sink", f"dir:{tmp_path / 'log'}", "--origin", "example.com/audit")
+    command += ("--state", str(tmp_path / "state"), "--key")
+    verify = ("verify", "--sink", tmp_path / "log", "--log-key")
+    assert audit(*command, f"file:{tmp_path / 'old.pem'}").status == 0
+    assert audit(*command, f"file:{tmp_path / 'new.pem'}").status == 1
+    assert audit(*command, f"file:{tmp_path / 'new.pem'}", "--former-key", old).status == 0
+    kept = tmp_path / "kept.note"
+    kept.write_bytes(sink.read("tlog/checkpoint", limit_bytes=1 << 20))
+    assert audit(*verify, new, "--log-key", old, "--against", kept).status == 0
+    more = SegmentChain(key_of("d" * 32, RUN, 5))
+    data = more.open(time_ms=TIME_MS, certificate=None) + more.close(time_ms=TIME_MS, is_last=True)
+    sink.put(more.key, data)
+    assert audit(*command, f"file:{tmp_path / 'new.pem'}", "--former-key", old).status == 0
+    assert audit(*verify, new).status == 0
+    assert audit(*verify, new, "--log-key", old, "--against", kept).status == 0
+    assert audit(*command, f"file:{tmp_path / 'new.pem'}").status == 0
+
+
 def test_the_sequencer_knows_by_a_signer_whose_a_writers_id_is(
     audit: Audit, sink: LocalStore, tmp_path: Path
 ) -> None:
