@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from recorders import LONG_S, Place, act
 
 from strongroom.auditing import NO_AUDIT, Auditor
-from strongroom.errors import ConfigError
+from strongroom.errors import ConfigError, StoreError
 from strongroom.stores.memory import MemoryStore
 from strongroom_cli.main import main
 from strongroom_security import Audit, SecurityPolicy, Sign
@@ -239,6 +240,28 @@ def test_what_a_living_process_writes_for_another_sink_is_its_own(
     auditor.record(act(1))
     assert main(["audit", "flush", "--security", "other.toml"]) == 0
     auditor.close(within_s=LONG_S)
+
+
+def test_a_folder_that_cannot_be_made_is_not_said_to_have_been_removed(folder: Path) -> None:
+    audit = Audit(sink="dir:/proc/strongroom/log", key="file:audit.pem", spool="spool", base=folder)
+    with pytest.raises(StoreError, match="it cannot be made, or was removed") as caught:
+        audit.open_sink().put_if_absent("segments/a", b"")
+    assert "run's root" not in str(caught.value)
+
+
+def test_events_that_a_logger_hears_by_the_pages_name_are_not_printed_by_commands(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (HERE.parents[1] / "docs" / "how-to" / "audit.md").read_text(encoding="utf-8")
+    (name,) = set(re.findall(r'"(logging:[^"]+)"', page))
+    command = [sys.executable, "-m", "strongroom_cli", "audit", "verify", "--security", "policy.toml"]
+    (folder / "sink").mkdir()
+    (folder / "policy.toml").write_text(
+        f'[audit]\nsink = "dir:sink"\nspool = "spool"\nkey = "file:audit.pem"\nalso = ["{name}"]\n'
+    )
+    done = subprocess.run(command, cwd=folder, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "class_uid" not in done.stderr
 
 
 def test_flush_needs_a_policy_that_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,9 @@ class LoggingReceiver:
     def __init__(self, name: str) -> None:
         self.name: Final = f"logging:{name}"
         self._logger = logging.getLogger(name)
+        if not self._logger.handlers:
+            # Without any handler logging prints what is graver than a notice, and here that is raw JSON.
+            self._logger.addHandler(logging.NullHandler())
 
     def send(self, line: bytes, event: dict[str, Any]) -> None:
         severity = _severity(event)
