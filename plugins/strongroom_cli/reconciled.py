@@ -13,7 +13,7 @@ from rich.console import Console
 from strongroom import layout
 from strongroom.auditing import Action
 from strongroom.config import SYSTEM_CLOCK
-from strongroom.errors import CheckpointNotFoundError, ConfigError, ObjectNotFoundError
+from strongroom.errors import CheckpointNotFoundError, ObjectNotFoundError
 from strongroom.manifest import RUN_BOUNDS, Run, check_run_id
 from strongroom.roles import Duty, open_root
 from strongroom.stores.base import Store
@@ -38,6 +38,7 @@ from strongroom_security.auditlog.reconciling.joining import (
     Settings,
     Verdict,
     Watched,
+    has_settled,
     join,
 )
 from strongroom_security.auditlog.reconciling.operations import LONGEST_MS, Operation, Operations
@@ -45,6 +46,14 @@ from strongroom_security.auditlog.reconciling.sources import KINDS, find_logs, r
 from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["run", "utc"]
+
+_NO_FILE: Final = "no-file"
+_NO_REQUEST: Final = "no-request"
+_SILENT: Final = {
+    _NO_FILE: "no file of a log was found at --from",
+    _NO_REQUEST: "no log at --from tells of any request about this root, and the audit log knows of some",
+}
+"""Why nothing that logs of access say, or do not say, is a verdict on this root."""
 
 _BYPASSED: Final = 1
 _UNREADABLE: Final = 4
@@ -76,6 +85,7 @@ class _Told:
 
     Attributes:
         passed: events that account for nothing: nobody vouches for them, or their segment was touched.
+        silent: why no log can say anything about this root; None: one does, or has no need to.
     """
 
     watched: Watched
@@ -85,6 +95,7 @@ class _Told:
     events: int
     files: int
     passed: int
+    silent: str | None
 
     @property
     def unrecorded(self) -> list[CommitFinding]:
@@ -94,13 +105,11 @@ class _Told:
     def status(self) -> int:
         if self.joined.bypasses or self.unrecorded:
             return _BYPASSED
-        return _UNREADABLE if self.joined.damage_count else 0
+        return _UNREADABLE if self.joined.damage_count or self.silent else 0
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
-    if not options.places and options.no_commits:
-        raise ConfigError("there is nothing to look at: name logs by --from, or leave --no-commits out")
     now_ms = SYSTEM_CLOCK.now_ms()
     store = open_root(options.root, options.policy, Duty.RESTORE)
     options.activity.about(root=store.uri, run=options.run)
@@ -128,7 +137,11 @@ def run(options: argparse.Namespace) -> int:
         )
     files = [0]
     joined = join(_accesses(options, settings, files), operations, watched, settings)
-    commits = [] if options.no_commits else _commits(store, operations, settings)
+    silent = _NO_FILE if files[0] == 0 and not joined.damage_count else None
+    has_seen = joined.first is not None or joined.open > 0
+    if silent is None and not has_seen and has_settled(operations, watched, settings):
+        silent = _NO_REQUEST
+    commits = [] if options.no_commits else _commits(store, operations, settings, has_others=passed.count > 0)
     told = _Told(
         watched=watched,
         joined=joined,
@@ -137,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
         events=operations.count,
         files=files[0],
         passed=passed.count,
+        silent=silent,
     )
     # What it has found is no failure of its own.
     options.activity.note(bypasses=sum(each.count for each in joined.bypasses))
@@ -192,7 +206,10 @@ def _events(
     listings = Question(actions=frozenset({Action.LIST.value}), since_ms=since)
     for question in (of_run, listings):
         for entry in ask_events(index, question, vouchers=vouchers):
-            if question is listings and entry.recorded.run is not None:
+            told = entry.recorded
+            if question is listings and (
+                told.run is not None or told.root.rstrip("/") != watched.root.rstrip("/")
+            ):
                 continue
             if entry.counts:
                 yield entry.recorded
@@ -210,7 +227,9 @@ def _accesses(options: argparse.Namespace, settings: Settings, files: list[int])
         yield from read_log(file, kind)
 
 
-def _commits(store: Store, operations: Operations, settings: Settings) -> list[CommitFinding]:
+def _commits(
+    store: Store, operations: Operations, settings: Settings, *, has_others: bool
+) -> list[CommitFinding]:
     """What the log does not know of the root's commits."""
     commits = []
     for name, commit in read_history(store).commits.items():
@@ -219,7 +238,13 @@ def _commits(store: Store, operations: Operations, settings: Settings) -> list[C
             # Its own time is whatever its writer has put there; when it was put, the store knows.
             found = replace(found, time=_modified_ms(store, name.commit_key, found.time))
         commits.append(found)
-    return judge_commits(commits, operations, since_ms=settings.since_ms, until_ms=settings.until_ms)
+    return judge_commits(
+        commits,
+        operations,
+        since_ms=settings.since_ms,
+        until_ms=settings.until_ms,
+        has_others=has_others,
+    )
 
 
 def _modified_ms(store: Store, key: str, otherwise: int) -> int:
@@ -268,6 +293,7 @@ def _to_json(told: _Told) -> dict[str, Any]:
         "passed_over": told.passed,
         "root": told.watched.root,
         "run": told.watched.run,
+        "silent": told.silent,
         "unlisted": joined.unlisted,
         "unseen": [_unseen_json(each) for each in joined.unseen],
     }
@@ -400,8 +426,11 @@ def _print_end(console: Console, told: _Told) -> None:
     elif joined.damage_count:
         places = words.count(joined.damage_count, "place")
         console.print(line((f"{places} could not be read; what they say is not known", "yellow")))
-    else:
+    elif told.silent is None:
         console.print(line(("nothing went round the log", "green")))
+    if told.silent is not None:
+        why = f"{_SILENT[told.silent]}: what went round the log is not known; see whether they are the right logs"
+        console.print(line((why, "bold yellow")), soft_wrap=True)
 
 
 def _accesses_in_words(number: int) -> str:

@@ -43,11 +43,30 @@ class Site:
         self.policy.auditor.secure(within_s=30)
         return folder
 
+    def trail(self) -> tuple[str, str]:
+        """A log that knows of this run, and of nothing that was done to it."""
+        run = json.loads((self.root / "run.json").read_text())["run"]
+        (self.folder / "refused.json").write_text(json.dumps({"Records": [decrypt(run, refused=True)]}))
+        return ("--from", str(self.folder / "refused.json"))
+
     def run(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
         capsys.readouterr()
         status = main(["audit", *arguments, "--security", str(self.folder / "strongroom.toml"), "--json"])
         told = capsys.readouterr()
         return status, json.loads(told.out) if told.out else told.err
+
+
+def decrypt(run: str, *, refused: bool = False) -> dict[str, Any]:
+    """What CloudTrail tells of a key that somebody asked for."""
+    return {
+        "userIdentity": {"type": "IAMUser", "arn": "arn:aws:iam::111122223333:user/mallory"},
+        "eventTime": "2026-01-01T00:00:00Z",
+        "eventSource": "kms.amazonaws.com",
+        "eventName": "Decrypt",
+        "sourceIPAddress": "198.51.100.9",
+        "requestParameters": {"encryptionContext": {"strongroom": "v1", "run": run}},
+        **({"errorCode": "AccessDenied"} if refused else {}),
+    }
 
 
 @pytest.fixture
@@ -65,18 +84,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def test_a_commit_that_keeps_no_record_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.save(1)
-    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    status, told = site.run(capsys, "reconcile", str(site.root), *site.trail(), "--settled", "0s")
     assert (status, told["commits"]) == (0, [])
     assert told["events"] >= 3
     folder = site.save(2, audited=False)
-    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    status, told = site.run(capsys, "reconcile", str(site.root), *site.trail(), "--settled", "0s")
     assert status == 1
     assert [(each["folder"], each["standing"]) for each in told["commits"]] == [(folder, "unrecorded")]
     # Too young to be judged is not the same as on record.
-    status, told = site.run(capsys, "reconcile", str(site.root))
+    status, told = site.run(capsys, "reconcile", str(site.root), *site.trail())
     assert (status, told["commits"]) == (0, [])
     site.save(3)  # whose launch finds it, and says so
-    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    status, told = site.run(capsys, "reconcile", str(site.root), *site.trail(), "--settled", "0s")
     assert (status, [each["standing"] for each in told["commits"]]) == (0, ["observed"])
 
 
@@ -89,7 +108,7 @@ def test_a_commit_cannot_talk_itself_out_of_being_looked_at_by_its_time(
     forged = replace(Commit.decode(path.read_bytes(), "COMMIT"), committed_at_ms=time_ms)
     path.unlink()
     path.write_bytes(forged.encode())
-    status, told = site.run(capsys, "reconcile", str(site.root), "--settled", "0s")
+    status, told = site.run(capsys, "reconcile", str(site.root), *site.trail(), "--settled", "0s")
     assert (status, [each["standing"] for each in told["commits"]]) == (1, ["unrecorded"])
 
 
@@ -103,20 +122,40 @@ def test_what_cannot_be_read_is_no_verdict(
     assert (status, told["damaged"], told["damages"][0]["source"]) == (4, 1, f"{log}:1")
 
 
+@pytest.mark.parametrize(
+    ("made", "silent"),
+    ((None, "no-file"), ("", "no-request"), ('{"Records": []}', "no-request"), ("another", "no-request")),
+)
+def test_logs_that_know_nothing_of_a_root_are_no_verdict_on_it(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: str | None, silent: str
+) -> None:
+    site.save(1)
+    place = tmp_path / "logs"
+    place.mkdir()
+    if made == "another":
+        made = json.dumps({"Records": [decrypt("another-run")]})
+    if made is not None:
+        (place / "log").write_text(made)
+    asked = ("reconcile", str(site.root), "--from", str(place))
+    status, told = site.run(capsys, *asked, "--settled", "0s")
+    assert (status, told["silent"]) == (4, silent)
+    # Of what is too young to be judged no log has to know yet; that there is none at all is another matter.
+    status, told = site.run(capsys, *asked)
+    assert (status, told["silent"]) == ((4, silent) if made is None else (0, None))
+    capsys.readouterr()
+    settled = ("--settled", "0s", "--security", str(site.folder / "strongroom.toml"))
+    assert main(["audit", *asked, *settled]) == 4
+    out = capsys.readouterr().out
+    assert "what went round the log is not known" in out
+    assert "nothing went round the log" not in out
+
+
 def test_a_key_of_a_run_in_a_folder_is_looked_after_too(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.save(1)
     run = json.loads((site.root / "run.json").read_text())["run"]
-    event = {
-        "userIdentity": {"type": "IAMUser", "arn": "arn:aws:iam::111122223333:user/mallory"},
-        "eventTime": "2026-01-01T00:00:00Z",
-        "eventSource": "kms.amazonaws.com",
-        "eventName": "Decrypt",
-        "sourceIPAddress": "198.51.100.9",
-        "requestParameters": {"encryptionContext": {"strongroom": "v1", "run": run}},
-    }
-    (tmp_path / "trail.json").write_text(json.dumps({"Records": [event]}))
+    (tmp_path / "trail.json").write_text(json.dumps({"Records": [decrypt(run)]}))
     arguments = ("reconcile", str(site.root), "--from", str(tmp_path / "trail.json"))
     status, told = site.run(capsys, *arguments)
     assert (status, told["bypasses"]) == (1, 1)
@@ -127,6 +166,7 @@ def test_a_key_of_a_run_in_a_folder_is_looked_after_too(
 @pytest.mark.parametrize(
     ("arguments", "status"),
     (
+        ((), 2),
         (("--no-commits",), 2),
         (("--from", "nowhere"), 2),
         (("--window", "soon"), 2),
@@ -145,7 +185,7 @@ def test_what_cannot_be_meant_is_told_as_such(
 
 def test_a_root_without_a_run_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.save(1)
-    assert site.run(capsys, "reconcile", str(site.folder / "runs" / "none"))[0] == 3
+    assert site.run(capsys, "reconcile", str(site.folder / "runs" / "none"), "--from", "x")[0] == 3
 
 
 # ----------------------------------------------------------------------------------------------------- alerts
@@ -341,7 +381,7 @@ def test_events_that_nobody_vouches_for_account_for_no_commit_where_a_signer_is_
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     )
-    asked = ("reconcile", str(site.root), "--settled", "0s")
+    asked = ("reconcile", str(site.root), *site.trail(), "--settled", "0s")
     assert site.run(capsys, *asked)[0] == 0
     run = json.loads((site.root / "run.json").read_text())["run"]
     known = key_of("1" * 32, run, 1)
@@ -351,3 +391,18 @@ def test_events_that_nobody_vouches_for_account_for_no_commit_where_a_signer_is_
     assert [each["standing"] for each in told["commits"]] == ["unrecorded"]
     assert (status, told["events"]) == (1, 1)
     assert told["passed_over"] >= 3
+
+
+def test_a_commit_is_not_older_than_the_log_because_nobody_vouches_for_any_of_it(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    site.save(1)
+    signer = tmp_path / "audit.pub"
+    signer.write_bytes(
+        VOUCHER.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    asked = ("reconcile", str(site.root), *site.trail(), "--settled", "0s", "--signer", f"file:{signer}")
+    status, told = site.run(capsys, *asked)
+    assert (status, [each["standing"] for each in told["commits"]]) == (1, ["unrecorded"])

@@ -48,25 +48,32 @@ class CommitFinding:
 
 
 def judge_commits(
-    commits: Iterable[Committed], operations: Operations, *, since_ms: int | None, until_ms: int
+    commits: Iterable[Committed],
+    operations: Operations,
+    *,
+    since_ms: int | None,
+    until_ms: int,
+    has_others: bool = False,
 ) -> list[CommitFinding]:
     """What is to be told of a root's commits, the oldest first.
 
     Args:
         since_ms: commits before are passed over.
         until_ms: so are those after: their record may be on its way.
+        has_others: whether the log holds events of this run that count for nothing. Then no commit is older
+            than all that the log holds because nothing counts.
     """
     found = []
     for commit in sorted(commits, key=lambda each: (each.time, each.folder)):
         if commit.time > until_ms or (since_ms is not None and commit.time < since_ms):
             continue
-        standing = _standing(commit, operations)
+        standing = _standing(commit, operations, has_others=has_others)
         if standing is not None:
             found.append(CommitFinding(commit=commit, standing=standing))
     return found
 
 
-def _standing(commit: Committed, operations: Operations) -> CommitStanding | None:
+def _standing(commit: Committed, operations: Operations, *, has_others: bool) -> CommitStanding | None:
     if operations.is_committed(commit.folder):
         return None if operations.is_started(commit.folder) else CommitStanding.UNSTARTED
     if operations.is_observed(commit.folder):
@@ -74,6 +81,5 @@ def _standing(commit: Committed, operations: Operations) -> CommitStanding | Non
     if operations.is_started(commit.folder):
         # Begun, and its process died before its word that it was done: what a later launch will tell.
         return CommitStanding.OBSERVED
-    if operations.first is None or commit.time < operations.first:
-        return CommitStanding.EARLIER
-    return CommitStanding.UNRECORDED
+    is_earlier = not has_others if operations.first is None else commit.time < operations.first
+    return CommitStanding.EARLIER if is_earlier else CommitStanding.UNRECORDED

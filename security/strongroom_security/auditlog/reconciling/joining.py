@@ -31,7 +31,7 @@ from strongroom_security.auditlog.reconciling.accounting import (
 from strongroom_security.auditlog.reconciling.identities import Likeness, likeness
 from strongroom_security.auditlog.reconciling.operations import Operation, Operations
 
-__all__ = ["Finding", "Joined", "Settings", "Verdict", "Watched", "join"]
+__all__ = ["Finding", "Joined", "Settings", "Verdict", "Watched", "has_settled", "join"]
 
 AGENT: Final = "strongroom"
 """What our clients' ``User-Agent`` holds."""
@@ -362,13 +362,31 @@ class _Joining:
             each
             for each in self._operations
             if (each.folder, each.action) not in self._seen
-            and not each.is_observed
-            and each.has_succeeded
-            and each.root.rstrip("/") == root
-            and each.action in TOUCHING
+            and _touches(each, root)
             and joined.first + window <= each.first
             and each.last <= joined.last - window
         ]
+
+
+def has_settled(operations: Operations, watched: Watched, settings: Settings) -> bool:
+    """Whether anything is on record that logs of this period, of storage or of keys, should know of."""
+    root = watched.root.rstrip("/")
+    return any(
+        _touches(each, root)
+        and each.last <= settings.until_ms
+        and (settings.since_ms is None or each.first >= settings.since_ms)
+        for each in operations
+    )
+
+
+def _touches(operation: Operation, root: str) -> bool:
+    """Whether an operation never came off without a request about an object under a root."""
+    return (
+        not operation.is_observed
+        and operation.has_succeeded
+        and operation.root.rstrip("/") == root
+        and operation.action in TOUCHING
+    )
 
 
 def _closest(access: Access, operations: Iterable[Operation]) -> Operation | None:

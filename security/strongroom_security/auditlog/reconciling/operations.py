@@ -22,6 +22,7 @@ LONGEST_MS: Final = 24 * 3600 * 1000
 """How long an operation of which no end is on record may have gone on, at most."""
 
 _REQUESTS: Final = "kms_request_id"
+_ASKING: Final = frozenset({Action.AUDIT.value, Action.ALERT.value})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,7 +89,7 @@ class Operations:
     def __init__(self, events: Iterable[Recorded], *, run: str, root: str) -> None:
         self.count = 0
         self.first: int | None = None
-        """When the log of this run begins."""
+        """When the log of this run begins; who only asks about it begins nothing."""
         self._by_folder: dict[str, list[Operation]] = {}
         self._by_request: dict[str, Operation] = {}
         self._lines: dict[str | None, _Line] = {}
@@ -98,7 +99,8 @@ class Operations:
             if event.run != run and not (event.run is None and event.root.rstrip("/") == root.rstrip("/")):
                 continue
             self.count += 1
-            self.first = event.time if self.first is None else min(self.first, event.time)
+            if event.action not in _ASKING:
+                self.first = event.time if self.first is None else min(self.first, event.time)
             writer = event.id.rpartition("-")[0]
             latest[writer] = max(latest.get(writer, event.time), event.time)
             self._take(made, event, writer)
