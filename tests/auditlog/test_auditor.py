@@ -207,6 +207,16 @@ def test_a_clock_that_goes_backwards_changes_no_order(place: Place) -> None:
     assert told == sorted(told, reverse=True)
 
 
+@pytest.mark.parametrize("now_ms", (-1, -(10**15), 253_402_300_800_000, 10**18))
+def test_a_clock_that_no_calendar_has_stops_neither_recording_nor_reading(place: Place, now_ms: int) -> None:
+    with place.auditor(now_ms=lambda: now_ms) as auditor:
+        auditor.record(act(1))
+        auditor.intend(act(2))
+        assert auditor.state().lost == 0
+    assert place.numbers() == [1, 2]
+    assert len({reading.writer for reading in place.readings()}) == 1
+
+
 def test_an_event_too_long_for_a_line_is_recorded_without_what_makes_it_so(place: Place) -> None:
     long = {f"name_{number}": "\u20ac" * 512 for number in range(64)}
     with place.auditor() as auditor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from strongroom_security.auditlog.spool import Spool
 
 HERE = Path(__file__).parent
 WRITER = "cd" * 16
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 DEAD = Actor(user="jo", uid="1000", pid=4711, process="train.py", host="node-3")
 
 
@@ -212,6 +215,75 @@ def test_a_damaged_segment_is_sent_as_evidence(place: Place) -> None:
     assert salvage(place).left == 0
     stands = [path.read_bytes() for path in place.sink.rglob(f"{WRITER}-000002.jsonl")]
     assert stands == [damaged]
+
+
+def spoil(segment: bytes) -> bytes:
+    """Its opening line is no line of JSON any more."""
+    return b"{" + segment
+
+
+@pytest.mark.parametrize("which", ("the closed one", "the open one", "both"))
+def test_a_segment_whose_opening_line_is_damaged_is_recorded_again_and_kept(place: Place, which: str) -> None:
+    closed, opened = segments_of_a_writer(place.settings())
+    kept = {}
+    if which != "the open one":
+        kept["000001"] = closed = spoil(closed)
+    if which != "the closed one":
+        kept["000002"] = opened = spoil(opened)
+    leave(place, closed=closed, opened=opened)
+    found = salvage(place)
+    assert (found.left, found.error) == (0, None)
+    assert sorted(place.numbers()) == list(range(6))
+    again = [event for event in place.events() if "first_recorded_as" in event.details]
+    assert len(again) == 3 * len(kept)
+    assert {(event.user, event.host, event.pid) for event in again} == {("jo", "node-3", 4711)}
+    told = [event for event in place.events() if "opening line is damaged" in (event.reason or "")]
+    assert {(event.outcome, event.run) for event in told} == {("failure", "run-a")}
+    assert len(told) == len(kept)
+    aside = {path.name: path.read_bytes() for path in place.spool.rglob("damaged/*")}
+    assert aside == {f"{WRITER}-{number}.jsonl": data for number, data in kept.items()}
+    assert salvage(place) == Salvaged()
+
+
+def left_by_a_host(place: Place, host_and_boot: str) -> Path:
+    closed, opened = segments_of_a_writer(place.settings())
+    leave(place, closed=closed, opened=opened)
+    (lock,) = place.spool.rglob("lock")
+    lock.write_text(host_and_boot + "\n")
+    return lock
+
+
+def test_what_another_host_left_a_short_while_ago_may_be_a_living_process_s(place: Place) -> None:
+    """Locks need not hold between machines that share the spool."""
+    left_by_a_host(place, "another-host another-boot")
+    assert salvage(place) == Salvaged()
+    assert len(place.waiting()) == 2
+    auditor = LogAuditor(place.settings(salvages=False))
+    assert auditor.salvage(of_any_host=True).segments == 2
+    auditor.close(within_s=LONG_S)
+    assert place.numbers() == list(range(6))
+
+
+@pytest.mark.parametrize(("hours", "is_taken"), ((23, False), (25, True)))
+def test_what_another_host_left_is_salvaged_once_nothing_happened_there_for_a_day(
+    place: Place, hours: int, is_taken: bool
+) -> None:
+    folder = left_by_a_host(place, "another-host another-boot").parent
+    then = time.time() - hours * 3600
+    for path in folder.iterdir():
+        os.utime(path, (then, then))
+    assert salvage(place).segments == (2 if is_taken else 0)
+    assert place.numbers() == (list(range(6)) if is_taken else [])
+
+
+@pytest.mark.parametrize("is_renamed", (False, True), ids=["it started again", "in another container"])
+def test_what_this_machine_left_is_salvaged_at_once(place: Place, is_renamed: bool) -> None:
+    if is_renamed and not BOOT.exists():
+        pytest.skip("containers of one kernel cannot be told here")
+    boot = BOOT.read_text().strip() if is_renamed else "another-boot"
+    left_by_a_host(place, f"{'another-host' if is_renamed else socket.gethostname()} {boot}")
+    assert salvage(place).segments == 2
+    assert place.numbers() == list(range(6))
 
 
 def test_a_sink_that_is_a_bucket_has_a_folder_of_its_own_in_the_spool(place: Place) -> None:
