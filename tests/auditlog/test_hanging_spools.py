@@ -14,6 +14,7 @@ from recorders import LONG_S, Place, act, soon
 
 from strongroom.errors import StoreUnavailableError
 from strongroom.stores.base import Store
+from strongroom_security.auditlog.auditor import LogAuditor
 
 UNSAFE = "are neither in"
 
@@ -89,6 +90,22 @@ def test_a_program_that_ends_while_its_disk_is_slow_loses_nothing(place: Place, 
         auditor.close(within_s=LONG_S)
         assert place.numbers() == list(range(20))
     assert place.waiting() == []
+
+
+def test_a_program_that_ends_while_its_sink_is_down_too_leaves_all_on_the_slow_disk(
+    place: Place, disk: SlowDisk
+) -> None:
+    disk.is_free.set()
+    is_down, honest = True, place.settings().open_sink
+    auditor = LogAuditor(place.settings(salvages=False, open_sink=lambda: down() if is_down else honest()))
+    for number in range(20):
+        auditor.record(act(number))
+    auditor.close(within_s=LONG_S)
+    left = b"".join(path.read_bytes() for path in place.waiting())
+    assert [b'"number":%d}' % number in left for number in range(20)] == [True] * 20
+    is_down = False
+    assert soon(lambda: place.waiting() == [])  # its threads go on until it is in the sink
+    assert place.numbers() == list(range(20))
 
 
 @pytest.mark.parametrize("is_up", (True, False), ids=["the sink is up", "the sink is down"])
