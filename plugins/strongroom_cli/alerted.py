@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,21 @@ from typing import Any, Final
 from strongroom.auditing import Act, Action, Auditor, Outcome, Phase, new_operation
 from strongroom.config import SYSTEM_CLOCK
 from strongroom.errors import ConfigError
-from strongroom_cli.audit_log import asked, explained, open_index, sink_of, tell, vouchers_of
+from strongroom_cli.audit_log import asked, explained, nothing_there, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.reconciled import utc
 from strongroom_cli.words import count
 from strongroom_security.auditlog.alerts import Alert, Period, Rule, Rules, Severity, evaluate
 from strongroom_security.auditlog.events import Recorded
 from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.queries import Entry, Question, ask_events
+from strongroom_security.auditlog.queries import Entry, Question, ask_events, is_on_record
+from strongroom_security.auditlog.troubles import troubles_of
 from strongroom_security.auditlog.trusting import Vouchers
 
 __all__ = ["run"]
 
 _FIRED: Final = 1
+_NOT_FOUND: Final = 3
 _MAX_RULES_BYTES: Final = 1 << 20
 
 _STYLES: Final = {Severity.HIGH: "bold red", Severity.MEDIUM: "yellow", Severity.LOW: "dim"}
@@ -44,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
     sink = sink_of(options, options.policy)
     options.activity.about(root=sink.uri, run=options.run)
     vouchers = vouchers_of(options, options.policy)
+    absent = nothing_there(options, sink)
+    if absent is not None:
+        tell(absent)
+        return _NOT_FOUND
     with open_index(options, sink) as index:
         judged, _ = asked(
             options,
@@ -75,7 +82,15 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         _print(alerts, judged, recorded)
-    return _FIRED if alerts else 0
+    if judged.is_there or alerts:
+        return _FIRED if alerts else 0
+    of_run = options.run is not None
+    tell(
+        f"nothing of run {options.run} is on record in {sink.uri}"
+        if of_run
+        else f"{sink.uri} holds no audit log"
+    )
+    return _NOT_FOUND
 
 
 def _rules(path: Path) -> Rules:
@@ -106,6 +121,7 @@ class _Judged:
             that was touched.
         late: how many events came only now that are older than was asked for; they are judged too.
         newest: up to which segment that goes.
+        is_there: whether the log holds anything that was asked about.
     """
 
     alerts: list[Alert]
@@ -113,6 +129,7 @@ class _Judged:
     doubtful: frozenset[str]
     late: int
     newest: int
+    is_there: bool
 
 
 def _judge(
@@ -161,6 +178,8 @@ def _judge(
         has_ended=has_ended,
         is_late=lambda event: event.id in late,
         counts=counts,
+        run=options.run,
+        troubles=troubles_of(index, options.run),
     )
     alerts = evaluate(events_of, rules, period, earliest_ms=earliest)
     told = frozenset[str]()
@@ -173,6 +192,7 @@ def _judge(
         doubtful=frozenset(event for event in named if _is_doubtful(index, event, trusted)),
         late=len(late),
         newest=newest,
+        is_there=index.counts().segments > 0 if options.run is None else is_on_record(index, options.run),
     )
 
 
@@ -190,7 +210,8 @@ def _scope(options: argparse.Namespace) -> str:
 
 def _name(alert: Alert) -> str:
     """What an alert is known by when it comes again."""
-    return f"{alert.rule} {alert.run or ''} {alert.evidence[0] if alert.evidence else ''}"
+    shown = alert.evidence[0] if alert.evidence else hashlib.sha256(alert.reason.encode()).hexdigest()[:16]
+    return f"{alert.rule} {alert.run or ''} {shown}"
 
 
 def _told_before(index: Index, since_ms: int) -> frozenset[str]:
@@ -254,5 +275,5 @@ def _print(alerts: Sequence[Alert], judged: _Judged, recorded: int) -> None:
         tell(f"judged besides: {count(judged.late, 'event')} from before, which came only now")
     if recorded:
         tell(f"{count(recorded, 'alert')} put on record")
-    if not alerts:
+    if not alerts and judged.is_there:
         console.print(line(("nobody needs to look", "green")))

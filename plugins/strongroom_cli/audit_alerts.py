@@ -19,7 +19,7 @@ def add_alerts(verbs: Any) -> None:
         "alerts",
         help="go through the rules for what somebody should look at",
         description="Go through simple rules over what is on record. Exit status: 0 nobody needs to look, 1 "
-        "somebody should, 4 the log could not be read.",
+        "somebody should, 3 there is no log, or nothing of that run in it, 4 the log could not be read.",
     )
     which = alerts.add_mutually_exclusive_group()
     which.add_argument("--run", metavar="RUN", help="one run, by its id (default: all)")

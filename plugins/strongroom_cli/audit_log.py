@@ -18,6 +18,7 @@ from strongroom_cli.console import Bar
 from strongroom_cli.words import count, printable
 from strongroom_security.auditlog.index import Index, is_damage
 from strongroom_security.auditlog.indexing import Refreshed, refresh
+from strongroom_security.auditlog.listing import absent_folder
 from strongroom_security.auditlog.logkeys import parse_verifier
 from strongroom_security.auditlog.trusting import Vouchers
 from strongroom_security.publickeys import PublicKey
@@ -27,7 +28,7 @@ from strongroom_security.tlog.witnesses import LogKeys
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
 
-__all__ = ["asked", "explained", "log_of", "open_index", "sink_of", "tell", "vouchers_of"]
+__all__ = ["asked", "explained", "log_of", "nothing_there", "open_index", "sink_of", "tell", "vouchers_of"]
 
 _CACHE: Final = "XDG_CACHE_HOME"
 _NAME_DIGITS: Final = 16
@@ -133,6 +134,11 @@ def log_of(options: argparse.Namespace) -> LogKeys | None:
         return None
     keys = tuple(parse_verifier(text) for text in options.log_key)
     return LogKeys(origin=options.origin or keys[0].name, keys=keys)
+
+
+def nothing_there(options: argparse.Namespace, sink: Store) -> str | None:
+    """In words, that a sink that is to be read is a folder that is not there; None: it is."""
+    return None if options.no_refresh else absent_folder(sink)
 
 
 def tell(message: str) -> None:

@@ -23,7 +23,7 @@ from strongroom.roles import Duty, open_root
 from strongroom_cli import words
 from strongroom_cli.audit_arguments import READS as READING
 from strongroom_cli.audit_arguments import WRITES as WRITING
-from strongroom_cli.audit_log import asked, explained, open_index, sink_of, vouchers_of
+from strongroom_cli.audit_log import asked, explained, nothing_there, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, new_table, print_json
 from strongroom_security.auditlog.index import Index, IndexCounts
 from strongroom_security.auditlog.queries import (
@@ -34,6 +34,7 @@ from strongroom_security.auditlog.queries import (
     Question,
     ask_events,
     ask_operations,
+    is_on_record,
 )
 from strongroom_security.auditlog.trusting import Vouchers
 
@@ -70,8 +71,15 @@ _COLUMNS: Final = (
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that a spreadsheet would carry out."""
 
-_STYLES: Final = {"denied": "bold red", "failure": "red", "success": "green", "unknown": "yellow"}
+_STYLES: Final = {
+    "denied": "bold red",
+    "failure": "red",
+    "observed": "yellow",
+    "success": "green",
+    "unknown": "yellow",
+}
 _REASON_CHARS: Final = 80
+_NOT_FOUND: Final = 3
 
 _Row = Entry | Operation
 
@@ -83,22 +91,32 @@ def run(options: argparse.Namespace) -> int:
     options.activity.about(root=sink.uri, run=question.run)
     options.activity.note(**_told(options))
     vouchers = vouchers_of(options, options.policy)
+    absent = nothing_there(options, sink)
+    if absent is not None:
+        tell(absent)
+        return _NOT_FOUND
     if options.limit == 0 and (options.json or options.csv is not None):
         with open_index(options, sink) as index:
-            counts, refreshed = asked(options, index, sink, index.counts)
+            (counts, missing), refreshed = asked(
+                options, index, sink, lambda: (index.counts(), _missing(index, question, sink.uri))
+            )
             told = _told_of(
                 options, question, sink.uri, counts, has_more=False, refreshed=refreshed is not None
             )
             # Nothing is put off until the last row is there: there may be more than fit into memory.
             explained(lambda: _stream(options, question, told, _ask(index, options, question, vouchers)))
-        return 0
+        return _end(options, missing)
     limit = None if options.limit == 0 else options.limit + 1
     with open_index(options, sink) as index:
-        (rows, counts), refreshed = asked(
+        (rows, counts, missing), refreshed = asked(
             options,
             index,
             sink,
-            lambda: (list(islice(_ask(index, options, question, vouchers), limit)), index.counts()),
+            lambda: (
+                list(islice(_ask(index, options, question, vouchers), limit)),
+                index.counts(),
+                _missing(index, question, sink.uri),
+            ),
         )
     has_more = options.limit > 0 and len(rows) > options.limit
     rows = rows[: options.limit] if has_more else rows
@@ -109,9 +127,24 @@ def run(options: argparse.Namespace) -> int:
             options, question, sink.uri, counts, has_more=has_more, refreshed=refreshed is not None
         )
         print_json({**told, "rows": [_json_of(row) for row in rows] if options.csv is None else len(rows)})
-    else:
+    elif rows or missing is None:
         _print(new_console(), options, question, rows, counts, has_more=has_more)
-    return 0
+    return _end(options, missing)
+
+
+def _missing(index: Index, question: Question, uri: str) -> str | None:
+    """In words, why no answer says anything: there is no such run, or no log; None: there is."""
+    if question.run is not None and "audit" not in question.actions and not is_on_record(index, question.run):
+        return f"nothing of run {question.run} is on record in {uri}"
+    return None if index.counts().segments else f"{uri} holds no audit log"
+
+
+def _end(options: argparse.Namespace, missing: str | None) -> int:
+    if missing is None:
+        return 0
+    tell(missing)
+    options.activity.succeed()  # the question was answered
+    return _NOT_FOUND
 
 
 def _ask(index: Index, options: argparse.Namespace, question: Question, vouchers: Vouchers) -> Iterator[_Row]:
@@ -310,7 +343,9 @@ def _print_table(console: Console, question: Question, rows: Sequence[_Row]) -> 
     columns: dict[str, Callable[[dict[str, Any]], Any]] = {
         "TIME (UTC)": lambda row: _utc(row["time"]),
         "ACTION": lambda row: line(row["action"]),
-        "OUTCOME": lambda row: line((_outcome(row), _STYLES.get(row["outcome"], ""))),
+        "OUTCOME": lambda row: line(
+            (_outcome(row), _STYLES.get(_outcome(row), _STYLES.get(row["outcome"], "")))
+        ),
         "WHO": lambda row: line(row["identity"] or row["user"]),
         "ROLE": lambda row: line(row["role"] or words.NOTHING),
         "FROM": lambda row: line(row["host"] + (f" ({row['ip']})" if row["ip"] else "")),
@@ -334,6 +369,8 @@ def _print_table(console: Console, question: Question, rows: Sequence[_Row]) -> 
 
 
 def _outcome(row: dict[str, Any]) -> str:
+    if row["phase"] == "observed" and row["outcome"] == "success":
+        return "observed"  # somebody else found that it had come off
     if row["outcome"] != "unknown":
         return str(row["outcome"])
     return str(row["phase"]) if row["phase"] else "no end on record"
@@ -360,7 +397,7 @@ def _flat(row: _Row) -> dict[str, Any]:
     if isinstance(row, Entry):
         found.update(ended=None, sequenced=row.leaf is not None, events=[found["id"]])
     else:
-        found.update(time=found["begun"], phase=None)
+        found.update(time=found["begun"])
     return found
 
 

@@ -21,8 +21,8 @@ def add_reconcile(verbs: Any) -> None:
         "reconcile",
         help="find reads, writes and unwrapped keys that went round the log",
         description="Hold what S3 and KMS say was done to a run against what the log says. Exit status: "
-        "0 all is accounted for, 1 something went round the log, 4 something could not be read, or no log tells of "
-        "this root, and what it says is not known.",
+        "0 all is accounted for, 1 something went round the log, 4 something could not be read, or no log "
+        "tells of this root, and what it says is not known.",
     )
     reconcile.add_argument("root", metavar="ROOT", help="the run: a folder, or a file:// or s3:// URI")
     reconcile.add_argument(

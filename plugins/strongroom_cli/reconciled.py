@@ -429,7 +429,9 @@ def _print_end(console: Console, told: _Told) -> None:
     elif told.silent is None:
         console.print(line(("nothing went round the log", "green")))
     if told.silent is not None:
-        why = f"{_SILENT[told.silent]}: what went round the log is not known; see whether they are the right logs"
+        why = (
+            f"{_SILENT[told.silent]}: what went round the log is not known; name this bucket's logs, or keys'"
+        )
         console.print(line((why, "bold yellow")), soft_wrap=True)
 
 

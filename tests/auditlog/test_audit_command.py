@@ -35,6 +35,7 @@ from log_making import (
 )
 
 from strongroom import Checkpointer
+from strongroom.auditing import Action, Phase
 from strongroom.stores.local import LocalStore
 from strongroom_cli import audit_query
 from strongroom_cli.main import main
@@ -309,6 +310,9 @@ def test_a_tree_that_is_not_the_one_that_was_kept_is_refused(
         (("verify", "--sink", "dir:NOWHERE", "--run", "run-a"), 3, "is not there"),
         (("verify", "--sink", "NOWHERE", "--witness-key", "x"), 2, "--log-key"),
         (("verify", "--sink", "NOWHERE", "--log-key", "x"), 2, "NAME"),
+        (("query", "--sink", "dir:NOWHERE"), 3, "is not there"),
+        (("query", "--sink", "dir:NOWHERE", "--no-refresh"), 3, "holds no audit log"),
+        (("query", "--sink", "dir:NOWHERE", "--no-refresh", "--run", "run-a"), 3, "nothing of run run-a"),
         (("query", "--since", "yesterday"), 2, "is no moment"),
         (("query", "--outcome", "maybe"), 2, "is not an outcome"),
         (("query", "--action", "peek"), 2, "is not an action"),
@@ -351,6 +355,33 @@ def test_a_checkpoint_is_asked_for_and_a_row_is_an_operation(
         audit("query", *named, "--run", RUN, "--all", "--json", "--limit", 0).json["rows"][0]["leaf"]
         is not None
     )
+
+
+def test_a_run_that_is_not_in_the_log_is_told_apart_from_one_of_which_nothing_fits(
+    audit: Audit, sink: LocalStore, tmp_path: Path
+) -> None:
+    named = ("query", "--sink", tmp_path / "log", "--json")
+    for more in ((), ("--limit", 0)):
+        done = audit(*named, "--run", "zzz", *more)
+        assert (done.status, done.json["rows"]) == (3, [])
+        assert "nothing of run zzz is on record" in done.err
+        done = audit(*named, "--run", RUN, "--outcome", "denied", *more)
+        assert (done.status, done.json["rows"], done.err) == (0, [], "")
+
+
+def test_a_commit_that_was_found_does_not_look_like_a_save(audit: Audit, tmp_path: Path) -> None:
+    sink = LocalStore(tmp_path / "log")
+    chain = SegmentChain(key_of(ANN, RUN, 1))
+    found = act(1, action=Action.SAVE, phase=Phase.OBSERVED)
+    lines = [chain.open(time_ms=TIME_MS, certificate=None), chain.add(found, actor(), time_ms=TIME_MS)]
+    sink.put(chain.key, b"".join([*lines, chain.close(time_ms=TIME_MS)]))
+    named = ("query", "--sink", tmp_path / "log", "--run", RUN)
+    (row,) = audit(*named, "--json").json["rows"]
+    assert (row["action"], row["phase"]) == ("save", "observed")
+    for more in ((), ("--all",)):
+        out = audit(*named, *more).out
+        assert "observed" in out
+        assert "success" not in out
 
 
 def test_the_same_question_gives_the_same_json(audit: Audit, sink: LocalStore, tmp_path: Path) -> None:
@@ -467,11 +498,16 @@ def test_who_saved_and_who_read_a_real_checkpoint_is_told_by_its_root(
 
 def test_whoever_asks_is_on_record_too(audit: Audit, tmp_path: Path, policy_file: Path) -> None:
     named = ("--security", policy_file)
-    audit("query", *named, "--run", "run-a")
+    (tmp_path / "log").mkdir()
+    for _ in range(2):  # to ask about a run puts nothing of it on record
+        done = audit("query", *named, "--run", "run-a", "--outcome", "denied")
+        assert (done.status, done.out) == (3, "")
+        assert "nothing of run run-a is on record" in done.err
     assert audit("show", *named, f"{ANN}-1").status == 3
     rows = audit("query", *named, "--action", "audit", "--json").json["rows"]
     assert [(row["action"], row["outcome"], row["run"]) for row in rows] == [
         ("audit", "failure", None),
+        ("audit", "success", "run-a"),
         ("audit", "success", "run-a"),
     ]
     events = audit("query", *named, "--action", "audit", "--run", "run-a", "--all", "--json").json["rows"]

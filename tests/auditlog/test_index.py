@@ -49,11 +49,13 @@ from strongroom_security.auditlog import listing
 from strongroom_security.auditlog.events import event_of, recorded_of
 from strongroom_security.auditlog.index import INDICES, Index, is_damage
 from strongroom_security.auditlog.indexing import refresh
+from strongroom_security.auditlog.lines import parse_segment_key
 from strongroom_security.auditlog.listing import list_segments
 from strongroom_security.auditlog.queries import Question, ask_events
 from strongroom_security.auditlog.rows import recorded_from, rows_of
 from strongroom_security.auditlog.segments import SegmentChain, read_segment
 from strongroom_security.auditlog.spreading import WORTH_IT_BYTES, spread
+from strongroom_security.auditlog.troubles import troubles_of
 from strongroom_security.tlog.notekeys import NoteSigner
 from strongroom_security.tlog.witnesses import LogKeys
 
@@ -640,3 +642,24 @@ def test_a_number_that_canonical_json_has_not_is_damage_and_never_told(path: Pat
     value = json.loads(pristine()[key].split(b"\n")[1].replace(b'"size_bytes":3', b'"size_bytes":' + number))
     with pytest.raises(FormatError, match="none that canonical JSON holds"):
         rows_of(value, ANN)
+
+
+def test_what_is_wrong_with_segments_is_told_by_kind(tmp_path: Path) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    gone, touched = keys_in(sink)[0], keys_in(sink)[-1]
+    run = parse_segment_key(touched)
+    assert run is not None
+    sink.delete(gone)
+    edit(
+        sink, touched, lambda lines: [*lines[:2], lines[2].replace(b'"step":100', b'"step":101'), *lines[3:]]
+    )
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as index:
+        refresh(index, sink)
+        told = {each.what: each.keys for each in troubles_of(index, None)}
+        assert told["stand in its tree and are not there"] == (gone,)
+        assert told["are damaged"] == (touched,)
+        assert [each.keys for each in troubles_of(index, run[0])] == [(touched,)]
+        index.note_unreadable([touched])
+        assert {"could not be read"} <= {each.what for each in troubles_of(index, run[0])}
+        refresh(index, sink)
+        assert "could not be read" not in {each.what for each in troubles_of(index, None)}

@@ -326,6 +326,32 @@ def test_what_was_recorded_again_is_told_once_and_what_was_not_in_the_log_before
         assert len(list(ask_events(index, Question()))) == 2  # it is not what stands there
 
 
+def test_a_commit_that_was_found_is_told_until_the_word_of_who_made_it_is_there(tmp_path: Path) -> None:
+    found = did(Action.SAVE, Phase.OBSERVED, Outcome.SUCCESS, 5, checkpoint=step(100))
+    own = did(Action.SAVE, Phase.FINISHED, Outcome.SUCCESS, 1, checkpoint=step(100))
+    another = replace(own, checkpoint=replace(step(100), attempt="b" * 16))
+    for place, (ends, phases) in enumerate(
+        (
+            ([], ["observed"]),
+            ([own], ["finished"]),
+            ([another], ["finished", "observed"]),
+            ([replace(own, outcome=Outcome.FAILURE)], ["finished", "observed"]),
+        )
+    ):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        old, new = of_process(1, "run-a"), of_process(2, "run-a", pid=5)
+        with indexed(
+            folder, (old, [(ONE, each) for each in ends]), (new, [(ONE, found)]), vouched=False
+        ) as index:
+            told = ask_operations(index, Question())
+            assert sorted(each.to_json()["phase"] for each in told) == phases
+            # Where only those are let in whom somebody vouches for, nobody else's word hides it.
+            sworn = list(ask_operations(index, Question(), vouchers=VOUCHERS))
+            assert "observed" in [each.to_json()["phase"] for each in sworn]
+            assert len(list(ask_events(index, Question()))) == len(ends) + 1
+
+
 def test_operations_come_as_they_are_taken(index: Index) -> None:
     whole = ask_operations(index, Question())
     assert next(whole).begin.action == "save"

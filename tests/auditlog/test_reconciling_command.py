@@ -226,7 +226,56 @@ def test_an_alert_names_its_rule_its_reason_and_the_events(
     (event,) = alert["evidence"]
     assert main(["audit", "show", event, "--security", str(site.folder / "strongroom.toml")]) == 0
     assert '"break-glass"' in capsys.readouterr().out
-    assert site.run(capsys, "alerts", "--run", "run-b")[0] == 0
+    for _ in range(2):  # to ask about a run puts nothing of it on record
+        status, told = site.run(capsys, "alerts", "--run", "run-b")
+        assert (status, told["alerts"]) == (3, [])
+    rules = site.folder / "rules.toml"
+    rules.write_text("[break-glass]\nenabled = false\n")
+    assert site.run(capsys, "alerts", "--run", "run-a", "--rules", str(rules))[0] == 0
+
+
+def test_no_log_and_an_empty_one_are_none_that_nobody_needs_to_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = tmp_path / "typo"
+    for said in ("is not there", "holds no audit log"):
+        assert main(["audit", "alerts", "--sink", f"dir:{sink}", "--index", str(tmp_path / "index")]) == 3
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert "nobody needs to look" not in captured.out
+        sink.mkdir(exist_ok=True)
+
+
+def test_segments_that_were_touched_are_alerts_until_somebody_looked(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.save(1)
+    put_in_log(
+        site, SegmentChain(key_of("1" * 32, "run-x", 1)), (hours_ago(1), replace(grant(), run="run-x"))
+    )
+    rules = site.folder / "rules.toml"
+    rules.write_text("[break-glass]\nenabled = false\n")
+    alerts = ("alerts", "--rules", str(rules))
+    assert site.run(capsys, *alerts)[0] == 0
+    (path,) = [each for each in (site.folder / "audit").rglob("*.jsonl") if "1" * 32 in each.name]
+    whole = path.read_bytes()
+    for change, what in (
+        (whole.replace(b"run-x", b"run-y"), "are damaged"),
+        (None, "were removed"),
+    ):
+        path.unlink()
+        if change is not None:
+            path.write_bytes(change)
+        for _ in range(2):
+            status, told = site.run(capsys, *alerts)
+            assert (status, {each["rule"] for each in told["alerts"]}) == (1, {"log-trouble"})
+            (alert,) = [each for each in told["alerts"] if what in each["reason"]]
+            assert (alert["severity"], path.name in alert["reason"]) == ("high", True)
+    assert site.run(capsys, *alerts, "--run", "run-x")[0] == 1
+    assert site.run(capsys, *alerts, "--record")[1]["recorded"] > 0
+    assert site.run(capsys, *alerts, "--record")[1]["recorded"] == 0
+    rules.write_text("[break-glass]\nenabled = false\n[log-trouble]\nenabled = false\n")
+    assert site.run(capsys, *alerts)[0] == 0
 
 
 def test_an_alert_is_put_on_record_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import sqlite3
 import time
@@ -130,6 +131,8 @@ _COUNTS: Final = (
 )
 _TREE: Final = "tree"
 _MARK: Final = "mark"
+_UNREADABLE: Final = "unreadable"
+_MAX_UNREADABLE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +502,19 @@ class Index:
         """The time of the earliest event in what was taken in since; None: nothing was."""
         statement = "SELECT min(earliest) FROM segments WHERE id > ?"
         found: int | None = self._connection.execute(statement, (mark,)).fetchone()[0]
+        return found
+
+    def note_unreadable(self, keys: Sequence[str]) -> None:
+        """Note which segments could not be taken in the last time; of very many the first ones."""
+        told = json.dumps(sorted(keys)[:_MAX_UNREADABLE])
+        if told != (self._fact(_UNREADABLE) or "[]"):
+            with self._transaction():
+                self._connection.execute("REPLACE INTO facts VALUES (?, ?)", (_UNREADABLE, told))
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Keys of segments that could not be taken in the last time."""
+        found: list[str] = json.loads(self._fact(_UNREADABLE) or "[]")
         return found
 
     def _fact(self, name: str) -> str | None:

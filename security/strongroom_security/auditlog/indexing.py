@@ -93,6 +93,7 @@ def refresh(
                 events += len(found.events)
                 if found.problem is not None:
                     damaged[key] = found.problem
+        index.note_unreadable(list(unreadable))
         removed = [key for key, each in known.items() if key not in listed and not each.is_removed]
         back = [key for key, each in known.items() if key in listed and each.is_removed]
         if removed:

@@ -25,6 +25,7 @@ __all__ = [
     "Question",
     "ask_events",
     "ask_operations",
+    "is_on_record",
     "operations_of",
     "statement_of",
 ]
@@ -77,6 +78,11 @@ _FIRST: Final = (
     "AND s.doubt IS NULL AND NOT s.has_changed"
 )
 
+_ON_RECORD: Final = (
+    "SELECT 1 WHERE EXISTS (SELECT 1 FROM events WHERE run = ?1 AND action <> 'alert' AND (action <> 'audit' "
+    "OR phase = 'observed')) OR EXISTS (SELECT 1 FROM segments WHERE run = ?1 AND problem IS NOT NULL)"
+)
+
 _COLUMNS: Final = (
     "e.seq, e.prev, e.time, e.action, e.phase, e.outcome, e.operation, e.root, e.run, e.step, e.launch, "
     "e.attempt, e.path, e.range_begin, e.range_end, e.reason, e.details, a.user, a.host, a.ip, a.pid, "
@@ -88,6 +94,11 @@ _FROM: Final = (
     "LEFT JOIN writers w ON w.id = s.opened"
 )
 """In this order: an index over events says which, and the others are looked up by number."""
+
+_OWN: Final = (
+    f"SELECT {_COLUMNS} FROM {_FROM} WHERE e.run = ? AND e.step = ? AND e.launch = ? AND e.attempt = ? "  # noqa: S608
+    "AND e.action = 'save' AND e.phase = 'finished' AND e.outcome = 'success'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +254,7 @@ class Operation:
             "operation": begin.operation,
             "outcome": self.outcome,
             "path": begin.path,
+            "phase": None if end is None else end.phase,
             "pid": begin.pid,
             "rank": begin.rank,
             "reason": self.reason,
@@ -337,7 +349,8 @@ def ask_operations(
 ) -> Iterator[Operation]:
     """The operations of which an event is asked for, whole, the one first of which that event is the newest.
 
-    They come as they are taken: of those that were told a number each is kept.
+    They come as they are taken: of those that were told a number each is kept. A commit that a later launch
+    found is left out where it is on record by who made it.
 
     Args:
         limit: so many at most.
@@ -349,8 +362,9 @@ def ask_operations(
 
     def fresh() -> Iterator[tuple[Any, ...]]:
         for row in index.select(statement, values):
-            name = _name(reading.entry(row))
-            if hash(name) not in told:
+            entry = reading.entry(row)
+            name = _name(entry)
+            if hash(name) not in told and not _is_told_by_its_own(reading, entry):
                 told.add(hash(name))
                 yield name
 
@@ -359,6 +373,11 @@ def ask_operations(
     while some := list(islice(wanted, _AT_ONCE)):
         found = {_name(each.entries[0]): each for each in operations_of(_of_operations(reading, some))}
         yield from (found[name] for name in some if name in found)
+
+
+def is_on_record(index: Index, run: str) -> bool:
+    """Whether the log holds anything of a run but questions about it, or something that cannot be read."""
+    return next(index.select(_ON_RECORD, [run]), None) is not None
 
 
 def operations_of(entries: Iterable[Entry]) -> list[Operation]:
@@ -400,8 +419,17 @@ def _of_operations(reading: _Reading, wanted: Iterable[tuple[Any, ...]]) -> Iter
     statement = f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.writer, e.seq"  # noqa: S608
     for row in reading.index.select(statement, names):
         entry = reading.entry(row)
-        if not _is_again(reading.index, entry):
+        if not _is_again(reading.index, entry) and not _is_told_by_its_own(reading, entry):
             yield entry
+
+
+def _is_told_by_its_own(reading: _Reading, entry: Entry) -> bool:
+    """Whether a commit that was found is on record by who made it too, by a word that is to be believed."""
+    told = entry.recorded
+    if told.action != Action.SAVE.value or told.phase != Phase.OBSERVED.value or told.attempt is None:
+        return False
+    own = map(reading.entry, reading.index.select(_OWN, [told.run, told.step, told.launch, told.attempt]))
+    return any(each.is_certified is not False and not each.is_doubtful for each in own)
 
 
 def _is_again(index: Index, entry: Entry) -> bool:

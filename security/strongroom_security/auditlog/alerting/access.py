@@ -164,9 +164,21 @@ def break_glass(events: Events, settings: BreakGlass, period: Period) -> list[Al
 
 
 def log_trouble(events: Events, settings: LogTrouble, period: Period) -> list[Alert]:
-    """Events that were lost or that nobody could place, and writers that fell silent without an end."""
+    """Segments that were touched, events that were lost, and writers that fell silent without an end."""
     lasts: dict[str, Recorded] = {}
-    alerts = []
+    alerts = [
+        alert_of(
+            "log-trouble",
+            each.severity,
+            period.run,
+            period.now_ms,
+            f"{each.count} segment{'s' if each.count != 1 else ''} of the log {each.what}: "
+            f"{', '.join(each.keys)}{', ...' if each.count > len(each.keys) else ''}; "
+            "see 'strongroom audit verify'",
+            (),
+        )
+        for each in period.troubles
+    ]
     for event in events:
         if event.time > period.now_ms:
             continue

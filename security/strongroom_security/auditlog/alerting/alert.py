@@ -18,6 +18,7 @@ __all__ = [
     "Events",
     "Period",
     "Severity",
+    "Trouble",
     "actor_of",
     "alert_of",
     "by_run",
@@ -63,6 +64,21 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Segments of the log of which something is wrong, whatever events they hold.
+
+    Attributes:
+        what: is wrong with them.
+        keys: the first few of ``count``.
+    """
+
+    what: str
+    count: int
+    keys: tuple[str, ...]
+    severity: Severity = Severity.HIGH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
     """What is judged, in ms since the epoch; what was before is what is usual.
 
@@ -70,6 +86,8 @@ class Period:
         has_ended: whether a writer has said that it ended, or somebody for it.
         is_late: whether an event came to the index only since rules were asked the last time. It is judged
             whatever its time: nobody has seen it yet.
+        run: the one that is looked at; None: all.
+        troubles: what is wrong with segments, whenever that came to be.
         counts: whether an event may keep a rule silent. Where it is known who vouches for writers, what
             anybody may have made up does not.
     """
@@ -79,6 +97,8 @@ class Period:
     has_ended: Callable[[str], bool] = field(default=lambda writer: False)
     is_late: Callable[[Recorded], bool] = field(default=lambda event: False)
     counts: Callable[[Recorded], bool] = field(default=lambda event: True)
+    run: str | None = None
+    troubles: tuple[Trouble, ...] = ()
 
     def judges(self, event: Recorded) -> bool:
         """Whether an event is among what is judged."""
