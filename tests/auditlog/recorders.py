@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,7 +97,13 @@ class Place:
 
     def waiting(self) -> list[Path]:
         """The files of segments in the spool."""
-        return sorted([*self.spool.rglob("*.open"), *self.spool.rglob("*.jsonl")])
+        # Unlike a glob, a walk takes it that a folder goes meanwhile.
+        every = [Path(folder) / name for folder, _, names in os.walk(self.spool) for name in names]
+        return sorted(path for path in every if path.suffix in (".open", ".jsonl"))
+
+    def is_cleared(self) -> bool:
+        """Whether nothing is left in the spool: what the sink has goes from there right after."""
+        return soon(lambda: self.waiting() == [])
 
 
 class HangingStore:

@@ -97,7 +97,7 @@ def test_what_is_recorded_is_in_the_sink_in_its_order_and_the_end_is_told(place:
     assert place.numbers() == list(range(35))
     closes = [reading.close for reading in place.readings()]
     assert [close is not None and close.is_last for close in closes] == [False, False, False, True]
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_an_event_says_what_was_done_and_by_whom(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,14 +286,14 @@ def test_forked_children_that_record_nothing_leave_nothing(place: Place) -> None
     assert (done.returncode, done.stderr) == (0, "")
     assert place.numbers() == [1, 2]
     assert len({reading.writer for reading in place.readings()}) == 1
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_a_child_of_multiprocessing_ends_its_log_too(place: Place) -> None:
     done = child(place, "multiprocessing")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(place.numbers()) == [1, 2, 3]
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_recording_never_waits_for_a_sink_that_hangs_and_reading_not_for_long(place: Place) -> None:

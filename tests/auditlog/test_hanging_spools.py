@@ -89,7 +89,7 @@ def test_a_program_that_ends_while_its_disk_is_slow_loses_nothing(place: Place, 
             auditor.record(act(number))
         auditor.close(within_s=LONG_S)
         assert place.numbers() == list(range(20))
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_a_program_that_ends_while_its_sink_is_down_too_leaves_all_on_the_slow_disk(
@@ -104,7 +104,7 @@ def test_a_program_that_ends_while_its_sink_is_down_too_leaves_all_on_the_slow_d
     left = b"".join(path.read_bytes() for path in place.waiting())
     assert [b'"number":%d}' % number in left for number in range(20)] == [True] * 20
     is_down = False
-    assert soon(lambda: place.waiting() == [])  # its threads go on until it is in the sink
+    assert place.is_cleared()  # its threads go on until it is in the sink
     assert place.numbers() == list(range(20))
 
 

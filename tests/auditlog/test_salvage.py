@@ -83,7 +83,7 @@ def test_wherever_a_process_is_killed_nothing_that_it_recorded_is_missing(place:
     numbers = set(place.numbers())
     for process, count in enumerate(recorded):
         assert {process * 1000 + each for each in range(count)} <= numbers
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_a_segment_cut_at_any_byte_keeps_every_whole_line_and_tells_of_the_torn_one(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_segment_cut_at_any_byte_keeps_every_whole_line_and_tells_of_the_torn_
             (salvaged,) = [close.salvaged for close in closes if close is not None and close.salvaged]
             assert (salvaged.torn != b"") is is_torn
             assert salvaged.pid == os.getpid()
-        assert place.waiting() == []
+        assert place.is_cleared()
 
 
 def test_that_something_was_salvaged_is_on_record(place: Place) -> None:
@@ -190,7 +190,7 @@ def test_what_was_sent_and_not_cleared_away_is_found_in_the_sink(place: Place) -
     leave(place, closed=closed, opened=opened)
     assert salvage(place).error is None
     assert place.numbers() == list(range(6))
-    assert place.waiting() == []
+    assert place.is_cleared()
 
 
 def test_a_copied_spool_loses_no_event_of_the_process_that_goes_on(place: Place) -> None:
