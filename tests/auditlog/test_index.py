@@ -663,3 +663,15 @@ def test_what_is_wrong_with_segments_is_told_by_kind(tmp_path: Path) -> None:
         assert {"could not be read"} <= {each.what for each in troubles_of(index, run[0])}
         refresh(index, sink)
         assert "could not be read" not in {each.what for each in troubles_of(index, None)}
+
+
+def test_a_segment_made_anew_since_it_was_sequenced_is_trouble_though_nobody_knew_the_old_one(
+    tmp_path: Path,
+) -> None:
+    sink = sink_with(pristine(), has_tree=True)
+    ((key, anew),) = segments_of(KEYS[ANN], [1], is_last=False, vouched=certificate(KEYS[ANN])).items()
+    put(sink, key, anew)
+    with Index(tmp_path / "index.sqlite", sink=sink.uri) as index:
+        refresh(index, sink)
+        told = {each.what: each.keys for each in troubles_of(index, None)}
+        assert told["are not those that stand in its tree"] == (key,)
