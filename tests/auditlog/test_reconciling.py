@@ -488,3 +488,11 @@ def test_files_that_were_delivered_before_are_not_opened(tmp_path: Path) -> None
 def test_a_place_where_nothing_is_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no log at"):
         list(find_logs([str(tmp_path / "none")]))
+
+
+def test_who_only_asks_about_a_run_does_not_begin_its_log() -> None:
+    log = Log()
+    log.tell(Action.AUDIT, at=NOW)
+    assert Operations(log.events, run=RUN, root=ROOT).first is None
+    log.tell(Action.LIST, at=NOW + MINUTE)
+    assert Operations(log.events, run=RUN, root=ROOT).first == NOW + MINUTE
