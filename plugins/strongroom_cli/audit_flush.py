@@ -37,6 +37,12 @@ def add_flush(verbs: Any) -> None:
         help="the policy file (default: the one that the variable STRONGROOM_CONFIG names)",
     )
     flush.add_argument("--spool", metavar="FOLDER", help="where it waits (default: the policy's)")
+    flush.add_argument(
+        "--any-host",
+        action="store_true",
+        help="of a spool that machines share, send what others have left in the last 24 hours, too: their "
+        "processes must be dead",
+    )
     flush.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -60,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         settings = dataclasses.replace(settings, spool=Path(options.spool).absolute())
     flushing = LogAuditor(settings)
     try:
-        done = flushing.salvage()
+        done = flushing.salvage(of_any_host=options.any_host)
     finally:
         flushing.close(within_s=_WITHIN_S)
     spool = find_spool(settings.spool, settings.sink)

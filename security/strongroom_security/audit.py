@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,7 +140,7 @@ class Audit:
         return LogAuditor(
             Settings(
                 sink=self.sink,
-                open_sink=self.open_sink,
+                open_sink=partial(self.open_sink, tries=1),
                 signer=vouches,
                 spool=self.spool,
                 spool_bytes=self.spool_bytes,
@@ -175,8 +175,13 @@ class Audit:
             return None  # a signer of somebody's own
         return same
 
-    def open_sink(self) -> Store:
+    def open_sink(self, *, tries: int | None = None) -> Store:
         """The store that the log is in, by the credentials that this section names.
+
+        Args:
+            tries: how often a bucket is sent a request, at most; None: as often as for checkpoints. Who sends
+                segments tries again by itself, and has to know which try went without an answer: what stands
+                there then is perhaps its own.
 
         Raises:
             ConfigError: boto3 is missing, or the credentials cannot be had.
@@ -185,14 +190,17 @@ class Audit:
 
         if self._store is not None:
             return self._store
-        if self.sink[: len(_S3)] != _S3 or self.credentials is None:
+        if self.sink[: len(_S3)] != _S3:
             return open_store(self.sink)
-        from strongroom.stores.s3 import S3Store
+        from strongroom.stores.s3 import S3Options, S3Store
         from strongroom_security.roles.credentials import Held
 
+        options = None if tries is None else S3Options(tries=tries)
+        if self.credentials is None:
+            return S3Store(self.sink, options=options)
         held = Held(self.credentials, name="strongroom-audit", policy=None, whom=self.sink)
         held.check()
-        return S3Store(self.sink, session=held.session)
+        return S3Store(self.sink, options=options, session=held.session)
 
     def __repr__(self) -> str:
         return f"Audit(sink={getattr(self, 'sink', None)!r})"
