@@ -16,12 +16,12 @@ from strongroom_cli.audit_log import asked, explained, nothing_there, open_index
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.reconciled import utc
 from strongroom_cli.words import count
-from strongroom_security.auditlog.alerts import Alert, Period, Rule, Rules, Severity, evaluate
-from strongroom_security.auditlog.events import Recorded
-from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.queries import Entry, Question, ask_events, is_on_record
-from strongroom_security.auditlog.troubles import troubles_of
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.alerting.rules import Alert, Period, Rule, Rules, Severity, evaluate
+from strongroom_security.auditlog.alerting.troubles import troubles_of
+from strongroom_security.auditlog.asking.index import Index
+from strongroom_security.auditlog.asking.queries import Entry, Question, ask_events, is_on_record
+from strongroom_security.auditlog.format.events import Recorded
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 
 __all__ = ["run"]
 

@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
     """Carry the verb out; the exit status."""
     from strongroom.config import load_policy
     from strongroom_cli.console import print_json
-    from strongroom_security.auditlog.auditor import LogAuditor
-    from strongroom_security.auditlog.elsewhere import waiting_elsewhere
-    from strongroom_security.auditlog.spool import find_spool
+    from strongroom_security.auditlog.recording.auditor import LogAuditor
+    from strongroom_security.auditlog.recording.elsewhere import waiting_elsewhere
+    from strongroom_security.auditlog.recording.spool import find_spool
 
     policy = load_policy(options.security)
     auditor = None if policy is None else policy.auditor

@@ -16,11 +16,11 @@ from strongroom.errors import ConfigError, StoreError
 from strongroom.stores.open import open_store
 from strongroom_cli.console import Bar
 from strongroom_cli.words import count, printable
-from strongroom_security.auditlog.index import Index, is_damage
-from strongroom_security.auditlog.indexing import Refreshed, refresh
+from strongroom_security.auditlog.asking.index import Index, is_damage
+from strongroom_security.auditlog.asking.indexing import Refreshed, refresh
 from strongroom_security.auditlog.listing import absent_folder
-from strongroom_security.auditlog.logkeys import parse_verifier
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.sequencing.logkeys import parse_verifier
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.signers.opening import open_public_key
 from strongroom_security.tlog.witnesses import LogKeys

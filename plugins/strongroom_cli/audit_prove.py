@@ -42,7 +42,7 @@ def add_log_keys(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def log_keys(options: argparse.Namespace) -> LogKeys:
     """Which log is believed, by the options of `add_log_keys`."""
-    from strongroom_security.auditlog.logkeys import parse_verifier
+    from strongroom_security.auditlog.sequencing.logkeys import parse_verifier
     from strongroom_security.tlog.witnesses import LogKeys, WitnessPolicy
 
     keys = tuple(parse_verifier(text) for text in options.log_key)
@@ -79,7 +79,7 @@ def add_prove(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; the exit status."""
     from strongroom_cli.console import print_json
-    from strongroom_security.auditlog.proving import EventId, Unproven, prove
+    from strongroom_security.auditlog.sequencing.proving import EventId, Unproven, prove
 
     event = EventId.parse(options.event)
     found = prove(open_sink(options), event, log_keys(options))

@@ -25,8 +25,8 @@ from strongroom_cli.audit_arguments import READS as READING
 from strongroom_cli.audit_arguments import WRITES as WRITING
 from strongroom_cli.audit_log import asked, explained, nothing_there, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, new_table, print_json
-from strongroom_security.auditlog.index import Index, IndexCounts
-from strongroom_security.auditlog.queries import (
+from strongroom_security.auditlog.asking.index import Index, IndexCounts
+from strongroom_security.auditlog.asking.queries import (
     READS,
     WRITES,
     Entry,
@@ -36,7 +36,7 @@ from strongroom_security.auditlog.queries import (
     ask_operations,
     is_on_record,
 )
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 
 __all__ = ["run"]
 

@@ -14,8 +14,8 @@ from strongroom_cli.words import count, printable
 
 if TYPE_CHECKING:
     from strongroom.stores.base import Store
-    from strongroom_security.auditlog.sequencing import Log, Sequenced, Sequencer
-    from strongroom_security.auditlog.trusting import Vouchers
+    from strongroom_security.auditlog.sequencing.sequencing import Log, Sequenced, Sequencer
+    from strongroom_security.auditlog.verifying.trusting import Vouchers
 
 __all__ = ["add_sequence", "add_sink", "duration_s", "open_sink", "run"]
 
@@ -63,7 +63,7 @@ def _vouchers(options: argparse.Namespace) -> Vouchers:
     from strongroom.config import load_policy
     from strongroom.errors import KeyServiceError, NoKeyError
     from strongroom_cli.audit_log import vouchers_of
-    from strongroom_security.auditlog.trusting import Vouchers
+    from strongroom_security.auditlog.verifying.trusting import Vouchers
 
     is_asked = options.sink is None or options.security is not None
     policy = load_policy(options.security) if is_asked and not options.signer else None
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _keygen(options: argparse.Namespace) -> int:
     from strongroom_cli.console import print_json
-    from strongroom_security.auditlog.logkeys import generate_log_key
+    from strongroom_security.auditlog.sequencing.logkeys import generate_log_key
 
     key = generate_log_key(Path(options.to), options.origin, kind=options.kind)
     if options.json:
@@ -178,8 +178,8 @@ def _keygen(options: argparse.Namespace) -> int:
 
 def _sequence(options: argparse.Namespace) -> int:
     from strongroom_security.auditlog.listing import absent_folder
-    from strongroom_security.auditlog.logstate import LogState
-    from strongroom_security.auditlog.sequencing import Sequencer
+    from strongroom_security.auditlog.sequencing.logstate import LogState
+    from strongroom_security.auditlog.sequencing.sequencing import Sequencer
 
     sink = open_sink(options)
     absent = absent_folder(sink)
@@ -199,8 +199,8 @@ def _sequence(options: argparse.Namespace) -> int:
 
 
 def _log(options: argparse.Namespace) -> Log:
-    from strongroom_security.auditlog.logkeys import parse_verifier, read_log_key
-    from strongroom_security.auditlog.sequencing import Log
+    from strongroom_security.auditlog.sequencing.logkeys import parse_verifier, read_log_key
+    from strongroom_security.auditlog.sequencing.sequencing import Log
     from strongroom_security.tlog.witnesses import WitnessPolicy
     from strongroom_security.tlog.witnessing import Witness
 

@@ -10,9 +10,9 @@ from typing import Final
 from strongroom_cli.audit_log import asked, open_index, sink_of, tell
 from strongroom_cli.console import print_json
 from strongroom_cli.words import printable
+from strongroom_security.auditlog.format.segments import read_segment
 from strongroom_security.auditlog.listing import read_segments
-from strongroom_security.auditlog.proving import EventId
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.sequencing.proving import EventId
 
 __all__ = ["run"]
 

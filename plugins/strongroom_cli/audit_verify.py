@@ -13,9 +13,9 @@ from strongroom_cli import words
 from strongroom_cli.audit_log import sink_of, tell, vouchers_of
 from strongroom_cli.audit_prove import log_keys
 from strongroom_cli.console import Bar, line, new_console, print_json
-from strongroom_security.auditlog.checking import Demands, VerifiedLog, check_log
-from strongroom_security.auditlog.findings import Gravity
 from strongroom_security.auditlog.listing import absent_folder
+from strongroom_security.auditlog.verifying.checking import Demands, VerifiedLog, check_log
+from strongroom_security.auditlog.verifying.findings import Gravity
 from strongroom_security.tlog.notes import MAX_NOTE_BYTES
 
 __all__ = ["run"]

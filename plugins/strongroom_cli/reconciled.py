@@ -22,9 +22,9 @@ from strongroom_cli import words
 from strongroom_cli.audit_log import asked, open_index, sink_of, tell, vouchers_of
 from strongroom_cli.console import line, new_console, print_json
 from strongroom_cli.standing import read_history
-from strongroom_security.auditlog.events import Recorded
-from strongroom_security.auditlog.index import Index, IndexCounts
-from strongroom_security.auditlog.queries import Question, ask_events
+from strongroom_security.auditlog.asking.index import Index, IndexCounts
+from strongroom_security.auditlog.asking.queries import Question, ask_events
+from strongroom_security.auditlog.format.events import Recorded
 from strongroom_security.auditlog.reconciling.accesses import Access, Damage
 from strongroom_security.auditlog.reconciling.commits import (
     CommitFinding,
@@ -43,7 +43,7 @@ from strongroom_security.auditlog.reconciling.joining import (
 )
 from strongroom_security.auditlog.reconciling.operations import LONGEST_MS, Operation, Operations
 from strongroom_security.auditlog.reconciling.sources import KINDS, find_logs, read_log
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 
 __all__ = ["run", "utc"]
 

@@ -16,7 +16,7 @@ from strongroom_security.members import WrongMemberError, seconds, texts
 if TYPE_CHECKING:
     from strongroom.roles import Duty
     from strongroom.stores.base import Store
-    from strongroom_security.auditlog.auditor import LogAuditor
+    from strongroom_security.auditlog.recording.auditor import LogAuditor
     from strongroom_security.publickeys import PublicKey
     from strongroom_security.role import ActAs
     from strongroom_security.roles.credentials import Credentials
@@ -91,7 +91,7 @@ class Audit:
         credentials: str | None = None,
         base: str | os.PathLike[str] | None = None,
     ) -> None:
-        from strongroom_security.auditlog import settings
+        from strongroom_security.auditlog.recording import settings
 
         folder = Path(os.path.abspath(os.curdir if base is None else base))
         put = object.__setattr__
@@ -130,8 +130,8 @@ class Audit:
             role: of the policy.
             asks_aws: whether another section of the policy has a key that AWS keeps.
         """
-        from strongroom_security.auditlog.auditor import LogAuditor
-        from strongroom_security.auditlog.settings import Settings
+        from strongroom_security.auditlog.recording.auditor import LogAuditor
+        from strongroom_security.auditlog.recording.settings import Settings
 
         vouches = self.signer or signer
         if vouches is None:
@@ -294,7 +294,7 @@ def _number(member: str, usual: int, value: object, least: int, most: int) -> in
 
 
 def _also(also: object) -> tuple[str, ...]:
-    from strongroom_security.auditlog.forwarding import receiver_of
+    from strongroom_security.auditlog.recording.forwarding import receiver_of
 
     found: list[Any] = texts(_SECTION, "also", also)
     for text in found:

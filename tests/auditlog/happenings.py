@@ -6,7 +6,7 @@ from typing import Any
 
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.layout import CheckpointName
-from strongroom_security.auditlog.events import Actor, Recorded, event_of, recorded_of
+from strongroom_security.auditlog.format.events import Actor, Recorded, event_of, recorded_of
 
 __all__ = [
     "DAY",

@@ -16,14 +16,14 @@ from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.layout import CheckpointName
 from strongroom.stores.base import Store
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog.checking import Demands, VerifiedLog, check_log
-from strongroom_security.auditlog.events import Actor
-from strongroom_security.auditlog.findings import Finding, FindingKind, Gravity
-from strongroom_security.auditlog.lines import Certificate, Close, hash_of
+from strongroom_security.auditlog.format.events import Actor
+from strongroom_security.auditlog.format.lines import Certificate, Close, hash_of
+from strongroom_security.auditlog.format.segments import SegmentChain, WriterKey, read_segment
 from strongroom_security.auditlog.listing import list_segments
-from strongroom_security.auditlog.segments import SegmentChain, WriterKey, read_segment
-from strongroom_security.auditlog.sequencing import Log, Sequencer
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.sequencing.sequencing import Log, Sequencer
+from strongroom_security.auditlog.verifying.checking import Demands, VerifiedLog, check_log
+from strongroom_security.auditlog.verifying.findings import Finding, FindingKind, Gravity
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.tlog.notekeys import NoteSigner
 

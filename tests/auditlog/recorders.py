@@ -12,10 +12,10 @@ from typing import Any
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
-from strongroom_security.auditlog.auditor import LogAuditor
-from strongroom_security.auditlog.events import Recorded, recorded_of
-from strongroom_security.auditlog.segments import SegmentReading, continues, read_segment
-from strongroom_security.auditlog.settings import Settings
+from strongroom_security.auditlog.format.events import Recorded, recorded_of
+from strongroom_security.auditlog.format.segments import SegmentReading, continues, read_segment
+from strongroom_security.auditlog.recording.auditor import LogAuditor
+from strongroom_security.auditlog.recording.settings import Settings
 
 __all__ = ["Place", "act", "soon"]
 

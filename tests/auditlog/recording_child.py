@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from recorders import LONG_S, Place, act
 
-from strongroom_security.auditlog.auditor import LogAuditor
+from strongroom_security.auditlog.recording.auditor import LogAuditor
 
 
 def record_some(place: Place, numbers: range) -> None:

@@ -6,8 +6,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.stores.base import Store
-from strongroom_security.auditlog.events import Actor
-from strongroom_security.auditlog.segments import SegmentChain, WriterKey
+from strongroom_security.auditlog.format.events import Actor
+from strongroom_security.auditlog.format.segments import SegmentChain, WriterKey
 
 TIME_MS = 1_764_496_000_000
 HOUR_MS = 3_600_000

@@ -16,7 +16,7 @@ from s3_servers import S3Server, moto_s3
 from strongroom.auditing import Action
 from strongroom.errors import AccessDeniedError
 from strongroom.roles import Duty
-from strongroom_security.auditlog.actors import Actors, address_of_this_host, job_of, rank_of
+from strongroom_security.auditlog.recording.actors import Actors, address_of_this_host, job_of, rank_of
 
 __all__ = ["moto_s3"]
 
@@ -66,7 +66,7 @@ def test_a_directory_of_users_that_is_slow_holds_nothing_up(monkeypatch: pytest.
         is_free.wait(20)
         return find(uid)
 
-    monkeypatch.setattr("strongroom_security.auditlog.actors.pwd.getpwuid", slowly)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.actors.pwd.getpwuid", slowly)
     began = time.monotonic()
     actors = Actors(role=None, session_of=lambda _: None, asks_aws=False, environment={})
     assert time.monotonic() - began < 10

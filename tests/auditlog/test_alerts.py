@@ -10,9 +10,9 @@ from happenings import DAY, HOUR, MINUTE, NOW, RUN, SECOND, TRAINER, VALIDATOR, 
 
 from strongroom.auditing import Action, Outcome, Phase
 from strongroom.errors import ConfigError
+from strongroom_security.auditlog.alerting.rules import RULES, Alert, Period, Rule, Rules, Severity, evaluate
 from strongroom_security.auditlog.alerting.settings import SECTIONS
-from strongroom_security.auditlog.alerts import RULES, Alert, Period, Rule, Rules, Severity, evaluate
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
 
 SINCE = NOW - DAY
 

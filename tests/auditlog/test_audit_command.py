@@ -41,8 +41,8 @@ from strongroom_cli import audit_query
 from strongroom_cli.main import main
 from strongroom_cli.words import printable
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog.queries import ask_events
-from strongroom_security.auditlog.segments import SegmentChain, closed_for, read_segment
+from strongroom_security.auditlog.asking.queries import ask_events
+from strongroom_security.auditlog.format.segments import SegmentChain, closed_for, read_segment
 from strongroom_security.publickeys import PublicKey
 from strongroom_security.signers.generating import generate_key
 from strongroom_security.tlog.notekeys import NoteSigner

@@ -20,8 +20,8 @@ from strongroom.stores.memory import MemoryStore
 from strongroom_cli.main import main
 from strongroom_security import Audit, SecurityPolicy, Sign
 from strongroom_security import audit as section
-from strongroom_security.auditlog.auditor import LogAuditor
-from strongroom_security.auditlog.settings import Settings
+from strongroom_security.auditlog.recording.auditor import LogAuditor
+from strongroom_security.auditlog.recording.settings import Settings
 from strongroom_security.signers.file import FileSigner
 from strongroom_security.signers.generating import generate_key
 

@@ -16,7 +16,7 @@ from recorders import LONG_S, HangingStore, Place, act, soon
 from strongroom.auditing import Action, Auditor, Outcome, Phase
 from strongroom.errors import AuditError, KeyServiceError
 from strongroom.stores.local import LocalStore
-from strongroom_security.auditlog.auditor import LogAuditor
+from strongroom_security.auditlog.recording.auditor import LogAuditor
 from strongroom_security.signers.file import FileSigner
 from strongroom_security.signers.generating import generate_key
 
@@ -251,7 +251,7 @@ def test_while_nobody_vouches_saves_go_on_and_reads_are_refused(place: Place, si
 def test_a_certificate_that_comes_late_is_in_the_segments_from_then_on(
     place: Place, signer: FileSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.certifying._PAUSE_S", 0.01)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.certifying._PAUSE_S", 0.01)
     distant = DistantSigner(signer)
     with place.auditor(signer=distant) as auditor:
         auditor.record(act(1))

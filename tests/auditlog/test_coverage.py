@@ -28,8 +28,8 @@ from strongroom.dcp import StrongroomReader, StrongroomWriter
 from strongroom_cli import auditing
 from strongroom_cli.main import _parser, main
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog.events import Recorded, recorded_of
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.format.events import Recorded, recorded_of
+from strongroom_security.auditlog.format.segments import read_segment
 from strongroom_security.recipients.file import create_key_file
 from strongroom_security.roles.comparing import Answer
 from strongroom_security.roles.definitions import ROLES

@@ -25,7 +25,7 @@ from strongroom.roles import Duty
 from strongroom.stores.local import LocalStore
 from strongroom.testing.auditing import RecordingAuditor
 from strongroom_security import Seal, SecurityPolicy, Sign
-from strongroom_security.auditlog.events import Actor, event_of, recorded_of
+from strongroom_security.auditlog.format.events import Actor, event_of, recorded_of
 from strongroom_security.keyrequests import Requests, collecting, note_opened, note_request
 from strongroom_security.recipients.calling import PLAIN_HTTP_VARIABLE
 from strongroom_security.recipients.file import create_key_file

@@ -22,8 +22,8 @@ from strongroom.auditing import Action, Phase
 from strongroom.errors import AuditError, StoreUnavailableError
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
-from strongroom_security.auditlog.auditor import LogAuditor
-from strongroom_security.auditlog.salvage import Salvaged
+from strongroom_security.auditlog.recording.auditor import LogAuditor
+from strongroom_security.auditlog.recording.salvage import Salvaged
 
 HERE = Path(__file__).parent
 
@@ -81,10 +81,10 @@ class Switch:
 
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what failed tried again soon."""
-    monkeypatch.setattr("strongroom_security.auditlog.sending._FIRST_S", 0.02)
-    monkeypatch.setattr("strongroom_security.auditlog.sending._LONGEST_S", 0.05)
-    monkeypatch.setattr("strongroom_security.auditlog.filing._TRY_AGAIN_S", 0.02)
-    monkeypatch.setattr("strongroom_security.auditlog.recording._SPOOL_AGAIN_S", 0.02)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.sending._FIRST_S", 0.02)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.sending._LONGEST_S", 0.05)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.filing._TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.recording._SPOOL_AGAIN_S", 0.02)
 
 
 def test_a_sink_that_is_down_stalls_no_save_and_refuses_reads_until_it_is_up(
@@ -225,7 +225,7 @@ def test_a_process_that_dies_while_lines_wait_in_memory_leaves_a_log_without_a_h
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes after a line that the disk did not take is not on the disk before it."""
-    from strongroom_security.auditlog import filing, writing
+    from strongroom_security.auditlog.recording import filing, writing
 
     monkeypatch.setattr(filing, "_TRY_AGAIN_S", 0.0)
     monkeypatch.setattr(writing.RunWriter, "flush", lambda _: None)
@@ -297,7 +297,7 @@ def test_what_finds_no_room_is_counted_and_the_gap_is_on_record(
 def test_memory_is_bounded_where_the_spool_takes_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.writing.MEMORY_LINES", 50)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.writing.MEMORY_LINES", 50)
     place.spool.parent.mkdir(exist_ok=True)
     place.spool.write_bytes(b"")
     switch = Switch(place)
@@ -389,7 +389,7 @@ def test_what_fails_before_there_is_any_record_is_told_by_the_first_one(
 
     with place.auditor() as auditor:
         with monkeypatch.context() as patched:
-            patched.setattr("strongroom_security.auditlog.recording.find_spool", fail)
+            patched.setattr("strongroom_security.auditlog.recording.recording.find_spool", fail)
             auditor.record(act(1))
         assert auditor.state().lost == 1
         auditor.record(act(2))

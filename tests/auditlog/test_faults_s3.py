@@ -13,7 +13,7 @@ from wire_proxy import Fault, WireProxy
 
 from strongroom.errors import AccessDeniedError, AuditError
 from strongroom.stores.s3 import S3Options, S3Store
-from strongroom_security.auditlog.segments import read_segment
+from strongroom_security.auditlog.format.segments import read_segment
 
 __all__ = ["enforcing", "ministack_s3", "moto_s3"]
 
@@ -49,7 +49,7 @@ def in_bucket(server: S3Server, bucket: str, url: str | None = None) -> dict[str
 def test_a_server_that_is_away_refuses_reads_and_gets_all_when_it_is_back(
     place: Place, moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.sending._LONGEST_S", 0.1)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.sending._LONGEST_S", 0.1)
     bucket = moto_s3.make_bucket()
     with WireProxy(moto_s3.port) as wire:
         where = in_bucket(moto_s3, bucket, wire.endpoint_url)
@@ -68,7 +68,7 @@ def test_a_server_that_is_away_refuses_reads_and_gets_all_when_it_is_back(
 def test_a_request_or_an_answer_that_is_lost_records_nothing_twice(
     place: Place, moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.sending._LONGEST_S", 0.1)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.sending._LONGEST_S", 0.1)
     bucket = moto_s3.make_bucket()
     with WireProxy(moto_s3.port) as wire:
         where = in_bucket(moto_s3, bucket, wire.endpoint_url)

@@ -14,9 +14,9 @@ from recorders import LONG_S, HangingStore, Place, act, soon
 from strongroom.auditing import Action
 from strongroom.errors import AccessDeniedError, AuditError, OutcomeUnknownError
 from strongroom.stores.local import LocalStore
-from strongroom_security.auditlog.lines import segment_key
-from strongroom_security.auditlog.segments import hour_of
-from strongroom_security.auditlog.spool import Spool
+from strongroom_security.auditlog.format.lines import segment_key
+from strongroom_security.auditlog.format.segments import hour_of
+from strongroom_security.auditlog.recording.spool import Spool
 
 NOW_MS = 1_796_000_000_000
 FIRST = "ab" * 16
@@ -74,7 +74,7 @@ def test_an_exception_of_somebody_else_s_store_in_a_salvage_stops_no_sending(
         raise RuntimeError("anybody's code")
 
     monkeypatch.setattr(Spool, "orphans", orphans)
-    monkeypatch.setattr("strongroom_security.auditlog.recording._SPOOL_AGAIN_S", 0.01)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.recording._SPOOL_AGAIN_S", 0.01)
     with place.auditor() as auditor:
         auditor.record(act(1))
         assert soon(lambda: len(raised) > 1)  # it was tried again
@@ -200,7 +200,7 @@ def test_a_segment_whose_answer_was_lost_is_ours_where_it_can_only_be_created(
 
 
 def test_a_sink_that_hangs_costs_the_next_save_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.delivering._HANGS_S", 0.1)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.delivering._HANGS_S", 0.1)
     is_free = threading.Event()
     sink = HangingStore(LocalStore(place.sink), is_free.wait)
     with place.auditor(open_sink=lambda: sink) as auditor:

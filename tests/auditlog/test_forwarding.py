@@ -16,7 +16,7 @@ from recorders import LONG_S, Place, act, soon
 
 from strongroom.auditing import Action, Outcome
 from strongroom.errors import ConfigError
-from strongroom_security.auditlog.forwarding import Forwarding, receiver_of, syslog_message
+from strongroom_security.auditlog.recording.forwarding import Forwarding, receiver_of, syslog_message
 
 HEADER = re.compile(
     rb"<(?P<pri>[0-9]+)>1 (?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z) "
@@ -77,7 +77,7 @@ def test_a_local_socket_carries_them_too(place: Place, tmp_path: Path) -> None:
 
 def test_tcp_counts_octets_and_connects_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "strongroom_security.auditlog.recording.Forwarding", lambda to: Forwarding(to, pause_s=0.02)
+        "strongroom_security.auditlog.recording.recording.Forwarding", lambda to: Forwarding(to, pause_s=0.02)
     )
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         server.settimeout(LONG_S)

@@ -14,7 +14,7 @@ from recorders import LONG_S, Place, act, soon
 
 from strongroom.errors import StoreUnavailableError
 from strongroom.stores.base import Store
-from strongroom_security.auditlog.auditor import LogAuditor
+from strongroom_security.auditlog.recording.auditor import LogAuditor
 
 UNSAFE = "are neither in"
 
@@ -45,8 +45,8 @@ class SlowDisk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    monkeypatch.setattr("strongroom_security.auditlog.filing._SLOW_S", 0.04)
-    monkeypatch.setattr("strongroom_security.auditlog.filing._QUICK_S", 0.03)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.filing._SLOW_S", 0.04)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.filing._QUICK_S", 0.03)
     made = SlowDisk()
     monkeypatch.setattr(os, "write", made.write)
     return made

@@ -34,14 +34,9 @@ from strongroom import canonical
 from strongroom.auditing import Action
 from strongroom.errors import FormatError, IntegrityError
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog.checking import Demands
-from strongroom_security.auditlog.events import EXTENSION, check_event, event_id, event_of, recorded_of
-from strongroom_security.auditlog.findings import FindingKind, Gravity
-from strongroom_security.auditlog.holding import hold
-from strongroom_security.auditlog.lines import FIRST_PREV, Close, Open, hash_of, segment_key
-from strongroom_security.auditlog.logstate import LogState
-from strongroom_security.auditlog.proving import EventId, Proven, prove
-from strongroom_security.auditlog.segments import (
+from strongroom_security.auditlog.format.events import EXTENSION, check_event, event_id, event_of, recorded_of
+from strongroom_security.auditlog.format.lines import FIRST_PREV, Close, Open, hash_of, segment_key
+from strongroom_security.auditlog.format.segments import (
     MAX_SEGMENT_LINES,
     ProblemKind,
     SegmentChain,
@@ -50,8 +45,13 @@ from strongroom_security.auditlog.segments import (
     hour_of,
     read_segment,
 )
-from strongroom_security.auditlog.sequencing import Sequenced, Sequencer
-from strongroom_security.auditlog.splitting import Piece, Stray, split
+from strongroom_security.auditlog.format.splitting import Piece, Stray, split
+from strongroom_security.auditlog.sequencing.logstate import LogState
+from strongroom_security.auditlog.sequencing.proving import EventId, Proven, prove
+from strongroom_security.auditlog.sequencing.sequencing import Sequenced, Sequencer
+from strongroom_security.auditlog.verifying.checking import Demands
+from strongroom_security.auditlog.verifying.findings import FindingKind, Gravity
+from strongroom_security.auditlog.verifying.holding import hold
 
 Line = Callable[[int, str], dict[str, Any]]
 
@@ -225,7 +225,7 @@ def test_a_bomb_of_line_feeds_is_refused_before_it_is_split_and_stops_nobody() -
 def test_an_event_under_anothers_id_in_an_old_tree_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     key, data = segment([_under_anothers_id])
     with monkeypatch.context() as before:
-        before.setattr("strongroom_security.auditlog.choosing.read_segment", _leniently)
+        before.setattr("strongroom_security.auditlog.sequencing.choosing.read_segment", _leniently)
         sink = sink_with({key: data}, has_tree=False)
         assert sequence(sink).segments == 1
     found = prove(sink, EventId(writer=ANN, seq=1), LOG.keys)

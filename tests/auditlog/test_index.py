@@ -44,18 +44,18 @@ from strongroom.auditing import Action, Outcome, Phase
 from strongroom.errors import ConfigError, FormatError, StoreError
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog import index as index_module
 from strongroom_security.auditlog import listing
-from strongroom_security.auditlog.events import event_of, recorded_of
-from strongroom_security.auditlog.index import INDICES, Index, is_damage
-from strongroom_security.auditlog.indexing import refresh
-from strongroom_security.auditlog.lines import parse_segment_key
+from strongroom_security.auditlog.alerting.troubles import troubles_of
+from strongroom_security.auditlog.asking import index as index_module
+from strongroom_security.auditlog.asking.index import INDICES, Index, is_damage
+from strongroom_security.auditlog.asking.indexing import refresh
+from strongroom_security.auditlog.asking.queries import Question, ask_events
+from strongroom_security.auditlog.asking.rows import recorded_from, rows_of
+from strongroom_security.auditlog.format.events import event_of, recorded_of
+from strongroom_security.auditlog.format.lines import parse_segment_key
+from strongroom_security.auditlog.format.segments import SegmentChain, read_segment
 from strongroom_security.auditlog.listing import list_segments
-from strongroom_security.auditlog.queries import Question, ask_events
-from strongroom_security.auditlog.rows import recorded_from, rows_of
-from strongroom_security.auditlog.segments import SegmentChain, read_segment
-from strongroom_security.auditlog.spreading import WORTH_IT_BYTES, spread
-from strongroom_security.auditlog.troubles import troubles_of
+from strongroom_security.auditlog.verifying.spreading import WORTH_IT_BYTES, spread
 from strongroom_security.tlog.notekeys import NoteSigner
 from strongroom_security.tlog.witnesses import LogKeys
 
@@ -367,8 +367,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from strongroom.stores.open import open_store
-from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.indexing import refresh
+from strongroom_security.auditlog.asking.index import Index
+from strongroom_security.auditlog.asking.indexing import refresh
 sink = open_store(sys.argv[1])
 with Index(Path(sys.argv[2]), sink=sink.uri) as index:
     print("ready", flush=True)

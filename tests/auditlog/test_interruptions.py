@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from recorders import Place, act, soon
 
-from strongroom_security.auditlog import filing, recording, writers, writing
+from strongroom_security.auditlog.recording import filing, recording, writers, writing
 
 MODULES = {str(module.__file__) for module in (filing, recording, writers, writing)}
 

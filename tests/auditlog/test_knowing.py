@@ -17,9 +17,9 @@ from strongroom.layout import CheckpointName
 from strongroom.stores.local import LocalStore
 from strongroom.stores.s3 import S3Options, S3Store
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog import knowing
-from strongroom_security.auditlog.auditor import LogAuditor
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
+from strongroom_security.auditlog.recording import knowing
+from strongroom_security.auditlog.recording.auditor import LogAuditor
 
 __all__ = ["enforcing"]
 

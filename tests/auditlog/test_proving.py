@@ -22,9 +22,9 @@ from strongroom.errors import ConfigError, FormatError, IntegrityError, Untruste
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom_cli.main import main
-from strongroom_security.auditlog.logkeys import generate_log_key, read_log_key
-from strongroom_security.auditlog.proving import EventId, Proven, Unproven, prove, read_proof
-from strongroom_security.auditlog.sequencing import Log, sequence_once
+from strongroom_security.auditlog.sequencing.logkeys import generate_log_key, read_log_key
+from strongroom_security.auditlog.sequencing.proving import EventId, Proven, Unproven, prove, read_proof
+from strongroom_security.auditlog.sequencing.sequencing import Log, sequence_once
 from strongroom_security.tlog.notekeys import KeyType, NoteSigner, VerifierKey
 from strongroom_security.tlog.notes import Note, NoteSignature
 from strongroom_security.tlog.proofs import TlogProof

@@ -19,9 +19,9 @@ from log_making import (
 
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.layout import CheckpointName
-from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.indexing import refresh
-from strongroom_security.auditlog.queries import (
+from strongroom_security.auditlog.asking.index import Index
+from strongroom_security.auditlog.asking.indexing import refresh
+from strongroom_security.auditlog.asking.queries import (
     READS,
     WRITES,
     Operation,
@@ -30,8 +30,8 @@ from strongroom_security.auditlog.queries import (
     ask_operations,
     statement_of,
 )
-from strongroom_security.auditlog.segments import SegmentChain
-from strongroom_security.auditlog.trusting import Vouchers
+from strongroom_security.auditlog.format.segments import SegmentChain
+from strongroom_security.auditlog.verifying.trusting import Vouchers
 
 HOUR_MS = 3_600_000
 

@@ -19,7 +19,7 @@ from strongroom.auditing import Act, Action, Activity, Outcome, Phase, new_opera
 from strongroom.manifest import Commit
 from strongroom_cli.main import main
 from strongroom_security import SecurityPolicy
-from strongroom_security.auditlog.segments import SegmentChain, read_segment
+from strongroom_security.auditlog.format.segments import SegmentChain, read_segment
 
 
 @dataclass(frozen=True, kw_only=True)

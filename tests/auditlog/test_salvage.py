@@ -17,12 +17,12 @@ from strongroom.auditing import Action
 from strongroom.errors import StoreUnavailableError
 from strongroom.stores.base import Store
 from strongroom.stores.local import LocalStore
-from strongroom_security.auditlog.auditor import LogAuditor
-from strongroom_security.auditlog.events import Actor
-from strongroom_security.auditlog.salvage import Salvaged
-from strongroom_security.auditlog.segments import SegmentChain
-from strongroom_security.auditlog.settings import Settings
-from strongroom_security.auditlog.spool import Spool
+from strongroom_security.auditlog.format.events import Actor
+from strongroom_security.auditlog.format.segments import SegmentChain
+from strongroom_security.auditlog.recording.auditor import LogAuditor
+from strongroom_security.auditlog.recording.salvage import Salvaged
+from strongroom_security.auditlog.recording.settings import Settings
+from strongroom_security.auditlog.recording.spool import Spool
 
 HERE = Path(__file__).parent
 WRITER = "cd" * 16
@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> Place:
 
 def segments_of_a_writer(settings: Settings) -> list[bytes]:
     """Two segments of three events each, the second one without its end."""
-    from strongroom_security.auditlog.segments import WriterKey
+    from strongroom_security.auditlog.format.segments import WriterKey
 
     key = WriterKey(writer=WRITER, run="run-a", private=settings.draw()[1], host="node-3", pid=4711)
     chain = SegmentChain(key)

@@ -18,8 +18,8 @@ from strongroom import canonical
 from strongroom.auditing import Act, Action, Outcome, Phase
 from strongroom.errors import FormatError
 from strongroom.layout import CheckpointName
-from strongroom_security.auditlog.events import Actor, recorded_of
-from strongroom_security.auditlog.segments import (
+from strongroom_security.auditlog.format.events import Actor, recorded_of
+from strongroom_security.auditlog.format.segments import (
     ProblemKind,
     SegmentChain,
     SegmentReading,

@@ -30,13 +30,14 @@ from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
 from strongroom.stores.offers import Tuning
 from strongroom.testing.faults import Fault, FaultyStore, every_fault
-from strongroom_security.auditlog import listing, sequencing
-from strongroom_security.auditlog.checking import Demands, check_log
-from strongroom_security.auditlog.choosing import Limits
-from strongroom_security.auditlog.findings import FindingKind
+from strongroom_security.auditlog import listing
 from strongroom_security.auditlog.listing import list_segments
-from strongroom_security.auditlog.logstate import LogState
-from strongroom_security.auditlog.sequencing import Log, Sequenced, Sequencer, sequence_once
+from strongroom_security.auditlog.sequencing import sequencing
+from strongroom_security.auditlog.sequencing.choosing import Limits
+from strongroom_security.auditlog.sequencing.logstate import LogState
+from strongroom_security.auditlog.sequencing.sequencing import Log, Sequenced, Sequencer, sequence_once
+from strongroom_security.auditlog.verifying.checking import Demands, check_log
+from strongroom_security.auditlog.verifying.findings import FindingKind
 from strongroom_security.tlog.merkle import leaf_hashes, root_of
 from strongroom_security.tlog.notekeys import NoteSigner
 from strongroom_security.tlog.reading import TreeReader
@@ -564,12 +565,12 @@ from test_sequencing import LOG
 from strongroom.stores.calls import OsCalls
 from strongroom.stores.local import LocalStore
 from strongroom_security.auditlog import listing
-from strongroom_security.auditlog.checking import Demands, check_log
-from strongroom_security.auditlog.choosing import Limits
-from strongroom_security.auditlog.findings import FindingKind
+from strongroom_security.auditlog.verifying.checking import Demands, check_log
+from strongroom_security.auditlog.sequencing.choosing import Limits
+from strongroom_security.auditlog.verifying.findings import FindingKind
 from strongroom_security.auditlog.listing import list_segments
-from strongroom_security.auditlog.logstate import LogState
-from strongroom_security.auditlog.sequencing import Sequencer
+from strongroom_security.auditlog.sequencing.logstate import LogState
+from strongroom_security.auditlog.sequencing.sequencing import Sequencer
 
 class Deadly(OsCalls):
     left = int(sys.argv[3])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strongroom import canonical
 from strongroom.errors import FormatError
-from strongroom_security.auditlog.plans import Plan, Planned
+from strongroom_security.auditlog.sequencing.plans import Plan, Planned
 
 KEY = f"segments/run-a/20251130T09/{'0' * 32}-000001.jsonl"
 PLAN = Plan(size=7, segments=(Planned(key=KEY, digest="a" * 64, lines=3, follows_gap=False),))

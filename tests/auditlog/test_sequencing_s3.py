@@ -12,9 +12,9 @@ from test_sequencing import LOG, entries
 
 from strongroom.errors import StoreUnavailableError
 from strongroom.stores.s3 import S3Options, S3Store
-from strongroom_security.auditlog.choosing import Limits
-from strongroom_security.auditlog.logstate import LogState
-from strongroom_security.auditlog.sequencing import Sequencer
+from strongroom_security.auditlog.sequencing.choosing import Limits
+from strongroom_security.auditlog.sequencing.logstate import LogState
+from strongroom_security.auditlog.sequencing.sequencing import Sequencer
 
 __all__ = ["ministack_s3", "moto_s3"]
 

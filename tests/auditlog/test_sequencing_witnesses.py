@@ -19,7 +19,7 @@ from segment_making import Writer
 
 from strongroom.errors import ConfigError, IntegrityError, StoreUnavailableError
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog.sequencing import Log, sequence_once
+from strongroom_security.auditlog.sequencing.sequencing import Log, sequence_once
 from strongroom_security.tlog.notekeys import NoteSigner, VerifierKey
 from strongroom_security.tlog.witnesses import LogKeys, WitnessPolicy, open_checkpoint
 from strongroom_security.tlog.witnessing import Witness

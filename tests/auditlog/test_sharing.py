@@ -11,8 +11,8 @@ import pytest
 from recorders import LONG_S, Place, act, soon
 
 from strongroom_security import Audit
-from strongroom_security.auditlog import recording
-from strongroom_security.auditlog.auditor import LogAuditor
+from strongroom_security.auditlog.recording import recording
+from strongroom_security.auditlog.recording.auditor import LogAuditor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc")
 
@@ -87,8 +87,8 @@ def test_an_auditor_goes_on_after_a_record_that_ended_meanwhile(
 def test_the_writers_of_many_runs_end_when_they_are_idle(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strongroom_security.auditlog.writers.IDLE_S", 0.05)
-    monkeypatch.setattr("strongroom_security.auditlog.recording.IDLE_S", 0.05)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.writers.IDLE_S", 0.05)
+    monkeypatch.setattr("strongroom_security.auditlog.recording.recording.IDLE_S", 0.05)
     before = files()
     with place.auditor(seal_s=0.01) as auditor:
         for number in range(40):

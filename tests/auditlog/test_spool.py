@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strongroom_security.auditlog.spool import Spool, default_base, temporary_base
+from strongroom_security.auditlog.recording.spool import Spool, default_base, temporary_base
 
 WRITER, OTHER = "ab" * 16, "cd" * 16
 SINK = "s3://audit/log"
@@ -23,7 +23,7 @@ def spool(tmp_path: Path) -> Spool:
 
 def test_a_folder_is_its_process_s_for_as_long_as_that_lives(spool: Spool) -> None:
     program = (
-        "import os, pathlib, sys; from strongroom_security.auditlog.spool import Spool; "
+        "import os, pathlib, sys; from strongroom_security.auditlog.recording.spool import Spool; "
         "folder = Spool(pathlib.Path(sys.argv[1]), sys.argv[2]).begin(sys.argv[3]); "
         "os.close(folder.create(1)); print('begun', flush=True); sys.stdin.read()"
     )

@@ -35,11 +35,11 @@ from log_making import (
 
 from strongroom import canonical
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog.checking import Demands
-from strongroom_security.auditlog.events import event_id
-from strongroom_security.auditlog.findings import FindingKind, Gravity
-from strongroom_security.auditlog.lines import hash_of, parse_segment_key, segment_key
-from strongroom_security.auditlog.segments import SegmentChain, closed_for, read_segment
+from strongroom_security.auditlog.format.events import event_id
+from strongroom_security.auditlog.format.lines import hash_of, parse_segment_key, segment_key
+from strongroom_security.auditlog.format.segments import SegmentChain, closed_for, read_segment
+from strongroom_security.auditlog.verifying.checking import Demands
+from strongroom_security.auditlog.verifying.findings import FindingKind, Gravity
 from strongroom_security.tlog.notekeys import NoteSigner
 
 WHOLE = pristine()

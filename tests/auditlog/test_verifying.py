@@ -31,16 +31,16 @@ from log_making import (
 from strongroom import canonical
 from strongroom.stores.local import LocalStore
 from strongroom.stores.memory import MemoryStore
-from strongroom_security.auditlog import checking
-from strongroom_security.auditlog.checking import Demands, check_log
-from strongroom_security.auditlog.findings import Finding, FindingKind, Gravity
-from strongroom_security.auditlog.holding import hold
-from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.indexing import refresh
-from strongroom_security.auditlog.lines import Certificate
-from strongroom_security.auditlog.segments import ProblemKind, SegmentChain
-from strongroom_security.auditlog.trusting import Voucher, Vouchers
-from strongroom_security.auditlog.verifying import difference
+from strongroom_security.auditlog.asking.index import Index
+from strongroom_security.auditlog.asking.indexing import refresh
+from strongroom_security.auditlog.format.lines import Certificate
+from strongroom_security.auditlog.format.segments import ProblemKind, SegmentChain
+from strongroom_security.auditlog.verifying import checking
+from strongroom_security.auditlog.verifying.checking import Demands, check_log
+from strongroom_security.auditlog.verifying.findings import Finding, FindingKind, Gravity
+from strongroom_security.auditlog.verifying.holding import hold
+from strongroom_security.auditlog.verifying.trusting import Voucher, Vouchers
+from strongroom_security.auditlog.verifying.verifying import difference
 
 KEY = min(pristine())
 LINES = pristine()[KEY].split(b"\n")[:-1]
@@ -219,7 +219,7 @@ def test_a_segment_that_goes_away_while_it_is_read_is_told(monkeypatch: pytest.M
 def test_a_large_log_is_read_by_several_processes_and_comes_to_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strongroom_security.auditlog import spreading
+    from strongroom_security.auditlog.verifying import spreading
 
     sink = sink_with(pristine(), has_tree=True)
     first, second, *_ = keys_in(sink)

@@ -13,8 +13,8 @@ from strongroom.parallel import run_all
 from strongroom.stores.base import ObjectInfo, Store
 from strongroom.stores.local import LocalStore
 from strongroom.stores.offers import Detailing, tuning_of
-from strongroom_security.auditlog.lines import parse_segment_key
-from strongroom_security.auditlog.segments import MAX_SEGMENT_BYTES
+from strongroom_security.auditlog.format.lines import parse_segment_key
+from strongroom_security.auditlog.format.segments import MAX_SEGMENT_BYTES
 
 __all__ = ["SEGMENTS", "Listing", "absent_folder", "device_of", "list_segments", "read_segments"]
 

@@ -55,7 +55,7 @@ _VERSION: Final = Context(run="r", launch=1, step=0, attempt="0" * 16).pairs()["
 
 _SEGMENTS: Final = "segments"
 _NO_RUN: Final = "_"
-"""Where segments are, as `strongroom_security.auditlog.lines.segment_key` spells it."""
+"""Where segments are, as `strongroom_security.auditlog.format.lines.segment_key` spells it."""
 
 Json = dict[str, Any]
 

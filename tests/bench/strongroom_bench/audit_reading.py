@@ -16,14 +16,14 @@ from strongroom_bench.figure import Figure
 from strongroom_bench.measure import seconds
 from strongroom_bench.scale import Scale
 from strongroom_bench.states import drop
-from strongroom_security.auditlog.checking import Demands, VerifiedLog, check_log
-from strongroom_security.auditlog.events import Actor
-from strongroom_security.auditlog.index import Index
-from strongroom_security.auditlog.indexing import refresh
-from strongroom_security.auditlog.queries import READS, Question, ask_operations
-from strongroom_security.auditlog.segments import SegmentChain, WriterKey
-from strongroom_security.auditlog.sequencing import Log, Sequencer
-from strongroom_security.auditlog.spreading import spread
+from strongroom_security.auditlog.asking.index import Index
+from strongroom_security.auditlog.asking.indexing import refresh
+from strongroom_security.auditlog.asking.queries import READS, Question, ask_operations
+from strongroom_security.auditlog.format.events import Actor
+from strongroom_security.auditlog.format.segments import SegmentChain, WriterKey
+from strongroom_security.auditlog.sequencing.sequencing import Log, Sequencer
+from strongroom_security.auditlog.verifying.checking import Demands, VerifiedLog, check_log
+from strongroom_security.auditlog.verifying.spreading import spread
 from strongroom_security.tlog.notekeys import NoteSigner
 
 __all__ = ["measure"]

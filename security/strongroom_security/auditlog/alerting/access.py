@@ -22,7 +22,7 @@ from strongroom_security.auditlog.alerting.alert import (
     writer_of,
 )
 from strongroom_security.auditlog.alerting.settings import BreakGlass, DeniedBurst, LogTrouble, UnusualReader
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
 from strongroom_security.auditlog.reconciling.identities import principal
 
 __all__ = ["READS", "break_glass", "denied_burst", "log_trouble", "unusual_reader"]

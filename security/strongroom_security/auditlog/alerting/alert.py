@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strongroom.auditing import Action, Outcome, Phase
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
 from strongroom_security.auditlog.reconciling.identities import principal
 
 __all__ = [

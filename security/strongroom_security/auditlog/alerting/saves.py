@@ -31,7 +31,7 @@ from strongroom_security.auditlog.alerting.settings import (
     SavesStopped,
     ValidatorSilent,
 )
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
 from strongroom_security.auditlog.reconciling.identities import principal
 
 __all__ = ["failed_saves", "removed_fast", "saves_stopped", "validator_silent"]

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final
 
 from strongroom.auditing import Action, Outcome, Phase, unlisted
-from strongroom_security.auditlog.events import Recorded
+from strongroom_security.auditlog.format.events import Recorded
 from strongroom_security.auditlog.reconciling.identities import principal
 
 __all__ = ["LONGEST_MS", "Operation", "Operations"]
