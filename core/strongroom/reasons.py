@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from strongroom.scrubbing import SCRUBBED, Scrubber
+
 __all__ = ["REASON_CHARS", "reason_in"]
 
 REASON_CHARS: Final = 2_000
@@ -23,8 +25,5 @@ _QUERY: Final = re.compile(r"(?<=://)([^\s?'\"<>]{1,2048}\?)[^\s'\"<>]+")
 
 def reason_in(text: str) -> str:
     """A text with what looks like a secret replaced, and cut to what a record holds."""
-    # Reached by all that records; what it knows of forms is read once there is something to look through.
-    from strongroom.provenance.scrubbing import SCRUBBED, Scrubber
-
     bare = _QUERY.sub(rf"\g<1>{SCRUBBED}", text[:_READ_CHARS])
     return Scrubber().text(bare, "reason")[:REASON_CHARS]

@@ -41,7 +41,7 @@ from strongroom.exporting.shardfiles import (
 from strongroom.forms import mapping_pairs
 from strongroom.opened import OpenedCheckpoint
 from strongroom.parallel import start
-from strongroom.provenance.scrubbing import SCRUBBED
+from strongroom.scrubbing import SCRUBBED
 from strongroom.workers import reading_workers
 
 __all__ = [

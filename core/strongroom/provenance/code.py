@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from strongroom.provenance.scrubbing import without_userinfo
+from strongroom.scrubbing import without_userinfo
 
 __all__ = ["UNKNOWN", "Entry", "collect_code", "entry_of_this_process", "explain_changes"]
 

@@ -18,7 +18,7 @@ from strongroom.errors import ConfigError, ProvenanceMismatchError, StateEncodin
 from strongroom.provenance.architecture import Architecture
 from strongroom.provenance.collecting import COLLECT_S, collection_of_this_process
 from strongroom.provenance.comparing import Change, OnChange, compare
-from strongroom.provenance.scrubbing import Scrubber, secret_values
+from strongroom.scrubbing import Scrubber, secret_values
 from strongroom.values import Encoder, Node
 
 if TYPE_CHECKING:

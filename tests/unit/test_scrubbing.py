@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strongroom.decoding import Decoder
-from strongroom.provenance.scrubbing import SCRUBBED, Scrubber, secret_values, without_userinfo
+from strongroom.scrubbing import SCRUBBED, Scrubber, secret_values, without_userinfo
 from strongroom.values import Encoder
 
 # None of these is anybody's; they only have the forms.
