@@ -91,6 +91,7 @@ class Access:
             return {}
         store, *others = stores
         self._admitted = opened = open_checkpoint(store, commit, self._guard, others=tuple(others))
+        self._activity.vouched(opened.signers)
         if self._guard.floor is not None and not accept_older:
             for root in roots:
                 self._guard.floor.check(root, commit)

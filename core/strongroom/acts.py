@@ -100,6 +100,8 @@ def _committed(event: CheckpointCommitted, root: str) -> Act:
         "manifest": event.manifest_digest,
         "size_bytes": event.size_bytes,
     }
+    if event.signer:
+        details["signer"] = event.signer
     details |= listed("kms_request_id", event.requests)
     return _done(Action.SAVE, event, root, checkpoint=_name(event), operation=event.attempt, details=details)
 

@@ -19,7 +19,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -290,6 +290,11 @@ class Activity:
         """Add to what the end tells."""
         self._details.update(details)
 
+    def vouched(self, signers: Sequence[str]) -> None:
+        """Add whose signatures were verified, by the ids of their keys, to what the end tells."""
+        if signers:
+            self.note(**listed("signer", signers))
+
     def start(self) -> None:
         """Record that it has started."""
         self._auditor.record(self._act(Phase.STARTED, Outcome.UNKNOWN))
@@ -359,6 +364,8 @@ class Activity:
         details: Mapping[str, Detail] | None = None,
     ) -> None:
         """Record what became of one of several checkpoints that it is about; it goes on."""
+        if not self._auditor.is_on:
+            return
         self._auditor.record(
             Act(
                 action=self._action,

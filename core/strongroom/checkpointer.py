@@ -773,6 +773,7 @@ class Checkpointer:
                 background_s=self._clock.monotonic() - began,
                 manifest_digest=str(commit.manifest),
                 requests=attempt.requests,
+                signer=attempt.signer,
             )
         )
         if self._replicating is not None:

@@ -78,7 +78,8 @@ class SaveSkipped(Event):
 class CheckpointCommitted(Event):
     """A checkpoint stands. ``background_s`` runs from the end of staging to the commit.
 
-    ``requests`` are the ids of what key services were asked to wrap and to sign, as their own logs have them.
+    ``requests`` are the ids of what key services were asked to wrap and to sign, as their own logs have them;
+    ``signer`` is how the id of the key begins that signed it, or empty.
     """
 
     step: int
@@ -88,6 +89,7 @@ class CheckpointCommitted(Event):
     background_s: float
     manifest_digest: str
     requests: tuple[str, ...] = ()
+    signer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,6 +281,11 @@ class Attempt:
         self._signed_by: tuple[str, ...] = ()
 
     @property
+    def signer(self) -> str:
+        """Tells whose key signs it, in a few digits; empty: nobody's."""
+        return "" if self._signing is None else self._signing.fingerprint
+
+    @property
     def requests(self) -> tuple[str, ...]:
         """What key services call that they wrapped its key, and signed it, as far as that is known."""
         return (*requests_of(self.seal), *self._signed_by)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strongroom import layout, tensorfile
-from strongroom.auditing import Action, Activity, Outcome
+from strongroom.auditing import Action, Activity, Outcome, listed
 from strongroom.catalog import History
 from strongroom.chain import walk
 from strongroom.consistency import Consistency, rank_of
@@ -498,6 +498,7 @@ def _check(
             "problems": len(report.problems),
             "size_bytes": report.size_bytes,
             "verdict": report.verdict,
+            **listed("signer", report.signers),
         },
     )
     return report

@@ -102,6 +102,7 @@ def _open(
         raise IntegrityError(f"step {name.step} cannot be exported: {history.damaged[name]}")
     activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, guard)
+    activity.vouched(opened.signers)
     newest = next((each for each in history.line.newest_first if each in history.commits), None)
     if guard.floor is not None and newest is not None:
         # An older step may be asked for; but the root must not be an old copy.

@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
         raise IntegrityError(f"step {name.step} cannot be restored: {history.damaged[name]}")
     options.activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, options.guard)
+    options.activity.vouched(opened.signers)
     standing = next(item for item in standings(history) if item.name == name)
     try:
         shares = shares_of(opened, options.ranks)

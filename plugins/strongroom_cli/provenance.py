@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     commit = history.whole(name)
     options.activity.intend(commit.run, name)
     opened = open_checkpoint(store, commit, options.guard)
+    options.activity.vouched(opened.signers)
     try:
         record = record_of(store.uri, opened)
     except RecursionError:

@@ -278,6 +278,7 @@ class StrongroomWriter(StorageWriter):
                 background_s=self._timeout_s - attempt.deadline.left_s,
                 manifest_digest=str(committed.commit.manifest),
                 requests=attempt.requests,
+                signer=attempt.signer,
             )
         )
         self._newest = committed.ref
