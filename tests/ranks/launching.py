@@ -157,6 +157,17 @@ class Job:
         self._folder.cleanup()
 
 
+def _wait_for_all(store: Any, ranks: int) -> None:
+    """Wait until every rank has made the group.
+
+    gloo lets a rank go on once it is connected itself. Were it to end then, the ranks that are still at it
+    would find the connection closed, and would not begin.
+    """
+    store.add("ranks-in-the-group", 1)
+    while store.add("ranks-in-the-group", 0) < ranks:
+        time.sleep(0.005)
+
+
 def _run_rank(
     pipe: Connection,
     function: Callable[..., Any],
@@ -170,7 +181,9 @@ def _run_rank(
 
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1")
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=ranks)
+    store = dist.FileStore(meeting_point, ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    _wait_for_all(store, ranks)
     try:
         told = function(*arguments, **options), None
     except BaseException as error:  # noqa: BLE001 - told to the test
