@@ -15,17 +15,23 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from lightning.pytorch import Callback, Trainer
 
 from strongroom.errors import StateMismatchError
 from strongroom.resume import DataPosition, RngState
 
-__all__ = ["check_fits", "gather", "in_lightnings_form", "known_at_start", "restored_parts"]
+__all__ = [
+    "check_fits",
+    "gather",
+    "hyper_parameters",
+    "in_lightnings_form",
+    "known_at_start",
+    "restored_parts",
+]
 
 _PARTS: Final = ("model", "optimizers", "lightning", "position", "rng")
 
 
-def gather(trainer: Trainer) -> tuple[dict[str, Any], tuple[Any, ...]]:
+def gather(trainer: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """The state to save, position and random states aside, and the states of loaders that keep their own."""
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     model_state = checkpoint.pop("state_dict")
@@ -38,25 +44,24 @@ def gather(trainer: Trainer) -> tuple[dict[str, Any], tuple[Any, ...]]:
     return state, tuple(loader_states)
 
 
-def known_at_start(trainer: Trainer) -> dict[str, Any]:
+def known_at_start(trainer: Any) -> dict[str, Any]:
     """Those parts of "lightning" that exist before the first step and are the user's: no hook is called."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     known: dict[str, Any] = {
         "callbacks": {
-            callback.state_key: state for callback in callbacks if (state := callback.state_dict())
+            callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         },
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
     }
-    for owner in (trainer.lightning_module, trainer.datamodule):  # type: ignore[attr-defined]
+    for owner in (trainer.lightning_module, trainer.datamodule):
         if owner is not None and owner.hparams:
             known[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
     return {"lightning": known}
 
 
-def hyper_parameters(trainer: Trainer) -> dict[str, Any]:
+def hyper_parameters(trainer: Any) -> dict[str, Any]:
     """Those that the module and the datamodule have saved (``save_hyperparameters()``), together."""
     found: dict[str, Any] = {}
-    for owner in (trainer.datamodule, trainer.lightning_module):  # type: ignore[attr-defined]
+    for owner in (trainer.datamodule, trainer.lightning_module):
         if owner is not None:
             found.update(owner.hparams)
     return found

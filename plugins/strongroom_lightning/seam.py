@@ -12,20 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import lightning
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-)
-from lightning.pytorch.strategies import SingleDeviceStrategy
-
 from strongroom.errors import ConfigError
 from strongroom.resume import Generator, generators_of
+from strongroom_lightning.namespace import Namespace
 
 __all__ = [
+    "Replace",
     "Replacements",
     "batches_taken",
     "check_supported",
@@ -78,18 +70,19 @@ _NEEDED: Final = {
 }
 
 
-def check_supported(trainer: object) -> None:
+def check_supported(trainer: Any, namespace: Namespace) -> None:
     """Refuse, at the start, a Trainer with which saving or resuming could not work.
 
     Raises:
         ConfigError: another package's Trainer, an unsupported version, or more than one process.
     """
-    if not isinstance(trainer, Trainer):
+    if not isinstance(trainer, namespace.root.Trainer):
         raise ConfigError(
-            f"StrongroomCheckpoint belongs to lightning.pytorch, and this Trainer to "
-            f"{type(trainer).__module__.partition('.')[0]}; import the Trainer from lightning"
+            f"this StrongroomCheckpoint belongs to {namespace.package}, and this Trainer to "
+            f"{type(trainer).__module__.partition('.')[0]}; take both from one package: "
+            f"strongroom_lightning has lightning's, strongroom_lightning.pytorch_lightning the other's"
         )
-    version = lightning.__version__
+    version = namespace.version
     if _release(version) < _OLDEST:
         raise ConfigError(
             f"Lightning {version} is too old for StrongroomCheckpoint; "
@@ -107,7 +100,7 @@ def check_supported(trainer: object) -> None:
         raise ConfigError(
             f"this release trains with one process, and the Trainer has {trainer.world_size}; use devices=1"
         )
-    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+    if not isinstance(trainer.strategy, namespace.strategies.SingleDeviceStrategy):
         raise ConfigError(
             f"this release supports one device, and the Trainer's strategy is "
             f"{type(trainer.strategy).__name__}; use Trainer(devices=1, strategy='auto')"
@@ -127,15 +120,19 @@ def _has(trainer: object, path: str, name: str) -> bool:
     return name in getattr(owner, "__dict__", {}) or hasattr(type(owner), name)
 
 
+Method = Callable[..., Any]
+
+Replace = Callable[[object, str, Callable[[Method], Method]], None]
+"""Replaces a method of one instance: of whom, which, and what makes the new one of the old."""
+
+
 class Replacements:
     """Methods that were replaced on instances, and how to put them back."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[object, str, Any]] = []
 
-    def replace(
-        self, owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
+    def replace(self, owner: object, name: str, make: Callable[[Method], Method]) -> None:
         """Let ``owner.name`` be what ``make`` returns for the method that was there."""
         self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, make(getattr(owner, name)))
@@ -175,18 +172,18 @@ def is_only_tuning(trainer: object) -> bool:
     return any(getattr(callback, "_early_exit", False) for callback in getattr(trainer, "callbacks", ()))
 
 
-def finders(trainer: Trainer) -> list[str]:
+def finders(trainer: Any, namespace: Namespace) -> list[str]:
     """The Trainer's callbacks that search for a batch size or learning rate when a fit begins."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [type(one).__name__ for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
+    kinds = (namespace.callbacks.BatchSizeFinder, namespace.callbacks.LearningRateFinder)
+    return [type(one).__name__ for one in trainer.callbacks if isinstance(one, kinds)]
 
 
-def has_stopped_early(trainer: Trainer) -> bool:
+def has_stopped_early(trainer: Any, namespace: Namespace) -> bool:
     """Whether an early stopping that has just been restored had run out of patience, and still has."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    kind = namespace.callbacks.EarlyStopping
     return any(
-        isinstance(one, EarlyStopping) and one.stopped_epoch > 0 and one.wait_count >= one.patience
-        for one in callbacks
+        isinstance(one, kind) and one.stopped_epoch > 0 and one.wait_count >= one.patience
+        for one in trainer.callbacks
     )
 
 
@@ -200,10 +197,10 @@ def is_step_boundary(fit_loop: Any) -> bool:
     return not fit_loop._should_accumulate()
 
 
-def is_run_over(trainer: Trainer) -> bool:
+def is_run_over(trainer: Any) -> bool:
     """Whether training goes no further; Lightning's own ``done`` would announce it once more."""
     fit_loop = trainer.fit_loop
-    return (
+    return bool(
         (trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps)
         or (trainer.max_epochs not in {None, -1} and epochs_done(fit_loop) >= trainer.max_epochs)
         or (trainer.should_stop and fit_loop._can_stop_early)
@@ -225,11 +222,10 @@ def fetches_itself(fit_loop: Any) -> bool:
     return hasattr(fit_loop._data_fetcher, "iterator_wrapper")
 
 
-def repeat_epoch_settings(trainer: Trainer) -> None:
+def repeat_epoch_settings(trainer: Any, namespace: Namespace) -> None:
     """Set what an epoch's first hook had set: Lightning leaves it out on a resume inside an epoch."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, GradientAccumulationScheduler):
+    for callback in trainer.callbacks:
+        if isinstance(callback, namespace.callbacks.GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
 
 

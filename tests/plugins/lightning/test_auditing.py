@@ -10,7 +10,7 @@ import pytest
 from strongroom import AuditError, StateEncodingError
 from strongroom.auditing import Action, Outcome, Phase
 from strongroom.testing.auditing import RecordingAuditor
-from strongroom_lightning import StrongroomCheckpoint
+from strongroom_lightning.checkpointing import Checkpointing
 from strongroom_security import SecurityPolicy
 
 ENTRY_POINTS = {
@@ -18,6 +18,7 @@ ENTRY_POINTS = {
     "teardown": "closes it: the last save tells its own end",
     "on_exception": "likewise",
     "best_model_path": "is always empty",
+    "dirpath": "names the run",
 }
 """Lightning's ways into the callback. Resuming and saving happen at the places that `setup` replaces."""
 
@@ -33,7 +34,7 @@ def options(auditor: RecordingAuditor) -> dict[str, Any]:
 
 
 def test_every_entry_point_is_known() -> None:
-    assert {name for name in vars(StrongroomCheckpoint) if not name.startswith("_")} == ENTRY_POINTS.keys()
+    assert {name for name in vars(Checkpointing) if not name.startswith("_")} == ENTRY_POINTS.keys()
 
 
 def test_saves_and_the_restore_of_a_run_are_on_record(

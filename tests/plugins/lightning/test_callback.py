@@ -27,6 +27,7 @@ from strongroom.errors import (
     StateMismatchError,
 )
 from strongroom_lightning import StrongroomCheckpoint, seam
+from strongroom_lightning.namespace import LIGHTNING
 from strongroom_lightning.uri import CheckpointUri
 
 
@@ -415,7 +416,7 @@ class Break(Callback):
 
     def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
         if trainer.fit_loop.total_batch_idx == self.before_batch:
-            trainer.callbacks[-1]._checkpointer.wait()
+            trainer.callbacks[-1]._fit.checkpointer.wait()
             shutil.move(self.root, self.root.with_name("moved"))
             self.root.write_text("in the way")
 
@@ -486,7 +487,7 @@ def test_two_of_them_are_refused(fit: Any, root: Path) -> None:
 def test_the_other_packages_trainer_is_refused(root: Path) -> None:
     trainer = pytorch_lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(
-        ConfigError, match="this Trainer to pytorch_lightning; import the Trainer from lightning"
+        ConfigError, match="this Trainer to pytorch_lightning; take both from one package"
     ):
         StrongroomCheckpoint(root).setup(trainer, None, "fit")  # type: ignore[arg-type]
 
@@ -494,16 +495,18 @@ def test_the_other_packages_trainer_is_refused(root: Path) -> None:
 def test_several_processes_are_refused(root: Path) -> None:
     trainer = lightning.Trainer(accelerator="cpu", devices=2, logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigError, match="one process, and the Trainer has 2"):
-        seam.check_supported(trainer)
+        seam.check_supported(trainer, LIGHTNING)
 
 
 def test_a_strategy_that_is_not_supported_is_refused(fit: Any) -> None:
     with pytest.raises(ConfigError, match="strategy is DDPStrategy"):
-        seam.check_supported(lightning.Trainer(accelerator="cpu", devices=1, strategy="ddp", logger=False))
+        seam.check_supported(
+            lightning.Trainer(accelerator="cpu", devices=1, strategy="ddp", logger=False), LIGHTNING
+        )
 
 
 def test_an_old_lightning_is_refused(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lightning, "__version__", "2.4.0")
+    monkeypatch.setattr(lightning.pytorch, "__version__", "2.4.0")
     with pytest.raises(ConfigError, match=r"Lightning 2\.4\.0 is too old"):
         fit()
 
@@ -517,10 +520,10 @@ def test_a_lightning_that_lacks_a_name_is_refused_at_the_start(
     path: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False)
-    seam.check_supported(trainer)
+    seam.check_supported(trainer, LIGHTNING)
     monkeypatch.setattr(seam, "_NEEDED", {path: (f"{name}_of_old", name)})
     with pytest.raises(ConfigError, match=rf"the Trainer has no {path}\.{name}_of_old; use an older"):
-        seam.check_supported(trainer)
+        seam.check_supported(trainer, LIGHTNING)
 
 
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")

@@ -1,0 +1,108 @@
+"""What a user gives the callback, checked once: pure, and before any Trainer exists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from strongroom import KeepLast, OnChange, Tier
+from strongroom.resume import ResumeMode, SaveIntervals
+from strongroom.resume.mode import check_resume_mode
+
+__all__ = ["Arguments"]
+
+_OWN_ROOT_ONLY: Final = frozenset(
+    {"accept_missing_tiers", "keep", "launch", "replicate_to", "reserve_bytes", "run_id"}
+)
+"""What a Checkpointer is told of the run's own root alone: another run's has tiers, a name and a turn of its
+own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The callback's arguments, in the terms of the core.
+
+    Attributes:
+        dirpath: the run's root.
+        intervals: when to save.
+        resume: whether the first fit takes up what is there.
+        accept_older: going back further than usual is meant.
+        provenance: what the user says of the run.
+        options: what a `strongroom.Checkpointer` of the run's root is told.
+    """
+
+    dirpath: str
+    intervals: SaveIntervals
+    resume: ResumeMode
+    accept_older: bool
+    provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        dirpath: str | os.PathLike[str],
+        *,
+        every_n_train_steps: int | None,
+        every_n_epochs: int | None,
+        train_time_interval: timedelta | None,
+        resume: str,
+        keep: int | None,
+        security: Any,
+        digest: str | None,
+        timeout_s: float,
+        max_fallback: int,
+        provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None,
+        on_change: OnChange | None,
+        retention_class: str | None,
+        run_id: str | None,
+        launch: int | None,
+        replicate_to: Sequence[str | os.PathLike[str] | Tier],
+        accept_missing_tiers: bool,
+        reserve_bytes: int,
+        scatter: int | None,
+        accept_older: bool,
+    ) -> Arguments:
+        """Check what the callback was given.
+
+        Raises:
+            ConfigError: a value that cannot work, or two that exclude each other.
+        """
+        if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
+            every_n_epochs = 1
+        return cls(
+            dirpath=os.fspath(dirpath),
+            intervals=SaveIntervals(
+                every_n_steps=every_n_train_steps, every_n_epochs=every_n_epochs, every=train_time_interval
+            ),
+            resume=check_resume_mode(resume),
+            accept_older=accept_older,
+            provenance=provenance,
+            options={
+                "keep": None if keep is None else KeepLast(count=keep),
+                "security": security,
+                "digest": digest,
+                "timeout_s": timeout_s,
+                "max_fallback": max_fallback,
+                "on_change": on_change,
+                "retention_class": retention_class,
+                "run_id": run_id,
+                "launch": launch,
+                "replicate_to": replicate_to,
+                "accept_missing_tiers": accept_missing_tiers,
+                "reserve_bytes": reserve_bytes,
+                "scatter": scatter,
+            },
+        )
+
+    def is_own(self, root: str) -> bool:
+        """Whether ``root`` is the run's own, however it is written."""
+        return root == self.dirpath or os.path.realpath(root) == os.path.realpath(self.dirpath)
+
+    def options_for(self, root: str) -> dict[str, Any]:
+        """What a `strongroom.Checkpointer` of ``root`` is told."""
+        own = self.is_own(root)
+        return {key: value for key, value in self.options.items() if own or key not in _OWN_ROOT_ONLY}

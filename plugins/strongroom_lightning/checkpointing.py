@@ -1,0 +1,233 @@
+"""The callback, whichever of Lightning's two packages it is for: their events, handed to what acts on them.
+
+It decides nothing about storage (`strongroom.Checkpointer` does), about when to save or whether to resume
+(`strongroom.resume` does), and touches Lightning's insides only through `strongroom_lightning.seam`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Final, Literal
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from strongroom import Checkpointer, OnChange, Tier
+from strongroom.errors import ConfigError, StrongroomError
+from strongroom.provenance.recording import places_of_secrets
+from strongroom_lightning import contents, seam
+from strongroom_lightning.arguments import Arguments
+from strongroom_lightning.fit import Fit
+from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.resuming import Resuming
+
+__all__ = ["Checkpointing"]
+
+_DRAIN_S: Final = 10.0
+"""How long a run that ends with an exception waits for a save that is being written."""
+
+
+class Checkpointing:
+    """Save a run through Strongroom, and resume it by itself.
+
+    ``trainer.fit(model)``, without ``ckpt_path``, takes up the newest whole checkpoint in ``dirpath``: the
+    weights, optimizers, schedulers, loops, callbacks, random states and the place in the data, so that what
+    follows is what the uninterrupted run would have done. A ``ckpt_path`` given to ``fit`` wins; it may
+    also be ``"strongroom://latest"`` or ``"strongroom://ROOT#step=N"``.
+
+    Checkpoints are saved between optimizer steps, in the background, whenever one of the intervals has
+    passed, and when training ends. With no interval given, at the end of every epoch. A save that failed in
+    the background raises at the next one, or when the fit ends.
+
+    Args:
+        dirpath: the run's root: a path, or a ``file://`` or ``s3://`` URI. One run, one root.
+        every_n_train_steps: save when the optimizer step (``trainer.global_step``) reaches a multiple.
+        every_n_epochs: save after every so many epochs.
+        train_time_interval: save when that much time has passed since the last save.
+        resume: ``"auto"`` resumes where there is a checkpoint, ``"must"`` makes its absence an error,
+            ``"never"`` begins anew and leaves what is there alone. Only the first fit of a Trainer resumes.
+        keep: how many checkpoints to keep; None keeps all.
+        security: a policy, or its file; None reads ``STRONGROOM_CONFIG``.
+        digest: ``"blake3"`` or ``"sha256"``; None takes the policy's, or BLAKE3.
+        timeout_s: seconds within which a save must have committed.
+        max_fallback: how many damaged checkpoints a resume may skip before it is an error.
+        provenance: where the run comes from, such as ``{"data": {"version": "2026-11"}}``, or a function
+            that returns it. The hyper-parameters of the module and the datamodule are added by themselves.
+        on_change: what a resume does where the program has other data, code or hyper-parameters than the
+            checkpoint was saved with: ``OnChange(data="refuse", code="warn", ...)``.
+        retention_class: a name that goes into each manifest, for rules of retention to go by.
+        run_id: the run's id where the platform gives one; a root of another run is refused.
+        launch: the number of this start where the platform gives one, for a job that may not look at the
+            root.
+        replicate_to: further tiers, the fastest first, as roots or `strongroom.Tier` values: what was
+            committed is copied to each in the background. The end of a fit waits for it, ``timeout_s`` at
+            most.
+        accept_missing_tiers: go on without a tier that is out of reach, where what is newest may be.
+        reserve_bytes: what is to stay free on the root's file system.
+        scatter: over how many folders a checkpoint's shards are spread, for a bucket; None: over none.
+        accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
+            older one than the policy's floor remembers. For one start, once it is known why.
+
+    Raises:
+        ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
+        StateMismatchError: from ``fit``: the checkpoint does not fit the model or its optimizers.
+        StateEncodingError: from ``fit``: hyper-parameters, callbacks or hooks hold what has no safe encoding.
+    """
+
+    namespace: ClassVar[Namespace]
+    """The package whose Trainers it works in."""
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str],
+        *,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        train_time_interval: timedelta | None = None,
+        resume: Literal["auto", "never", "must"] = "auto",
+        keep: int | None = None,
+        security: Any = None,
+        digest: Literal["blake3", "sha256"] | None = None,
+        timeout_s: float = 1800.0,
+        max_fallback: int = 3,
+        provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        on_change: OnChange | None = None,
+        retention_class: str | None = None,
+        run_id: str | None = None,
+        launch: int | None = None,
+        replicate_to: Sequence[str | os.PathLike[str] | Tier] = (),
+        accept_missing_tiers: bool = False,
+        reserve_bytes: int = 0,
+        scatter: int | None = None,
+        accept_older: bool = False,
+    ) -> None:
+        super().__init__()
+        self._arguments = Arguments.of(
+            dirpath,
+            every_n_train_steps=every_n_train_steps,
+            every_n_epochs=every_n_epochs,
+            train_time_interval=train_time_interval,
+            resume=resume,
+            keep=keep,
+            security=security,
+            digest=digest,
+            timeout_s=timeout_s,
+            max_fallback=max_fallback,
+            provenance=provenance,
+            on_change=on_change,
+            retention_class=retention_class,
+            run_id=run_id,
+            launch=launch,
+            replicate_to=replicate_to,
+            accept_missing_tiers=accept_missing_tiers,
+            reserve_bytes=reserve_bytes,
+            scatter=scatter,
+            accept_older=accept_older,
+        )
+        self._hyper_parameters: dict[str, Any] = {}
+        self._clock: Callable[[], float] = time.monotonic
+        self._replacements = seam.Replacements()
+        self._fit: Fit | None = None
+        self._last_trainer: weakref.ref[Any] | None = None
+        self._left_at: int | None = None
+
+    @property
+    def dirpath(self) -> str:
+        """The run's root."""
+        return self._arguments.dirpath
+
+    @property
+    def best_model_path(self) -> str:
+        """Empty: this callback ranks nothing, so Lightning's ``ckpt_path="best"`` says that there is none."""
+        return ""
+
+    # ------------------------------------------------------------------------------ Lightning's hooks
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if getattr(trainer, "fast_dev_run", False) or seam.is_only_tuning(trainer):
+            return
+        seam.check_supported(trainer, self.namespace)
+        same = [one for one in trainer.callbacks if isinstance(one, Checkpointing)]
+        if len(same) > 1:
+            raise ConfigError(
+                f"the Trainer has {len(same)} StrongroomCheckpoint callbacks; a run has one: "
+                f"combine their intervals"
+            )
+        self._leave()
+        if stage == "fit":
+            self._fit = self._begin(trainer)
+        resuming = Resuming(
+            trainer,
+            self.namespace,
+            self._arguments,
+            self._open,
+            self._fit,
+            is_first_run=self._last_trainer is None or self._last_trainer() is not trainer,
+        )
+        resuming.watch(self._replacements.replace)
+        if self._fit is not None:
+            self._fit.watch(self._replacements.replace)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        fit = self._leave()
+        if fit is not None:
+            self._last_trainer = weakref.ref(trainer)
+            fit.checkpointer.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        fit = self._leave()
+        if fit is None:
+            return
+        self._last_trainer = weakref.ref(trainer)
+        try:
+            fit.checkpointer.close(timeout_s=_DRAIN_S)
+        except StrongroomError as failure:
+            if failure is not exception:  # what ends the run must not be hidden by what followed from it
+                rank_zero_warn(
+                    f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
+                )
+
+    # -------------------------------------------------------------------------------------------- one fit
+
+    def _begin(self, trainer: Any) -> Fit:
+        self._hyper_parameters = contents.hyper_parameters(trainer)
+        secrets = places_of_secrets(self._hyper_parameters, "hyper_parameters")
+        if secrets:
+            rank_zero_warn(
+                f"Strongroom: {', '.join(secrets)} of save_hyperparameters() look like secrets, and are part "
+                f"of every checkpoint's state, as the module cannot be built without them; leave them out by "
+                f"ignore=[...], and seal what has them"
+            )
+        return Fit(
+            trainer,
+            self.namespace,
+            self._arguments,
+            self._open(self.dirpath),
+            is_tuning=lambda: all(one is not self for one in trainer.callbacks),
+            clock=self._now,
+            left_at=self._left_at,
+        )
+
+    def _now(self) -> float:
+        return self._clock()
+
+    def _leave(self) -> Fit | None:
+        """Let go of what belongs to one stage; the fit that it was, for whoever ends it."""
+        self._replacements.undo()
+        fit, self._fit = self._fit, None
+        if fit is not None:
+            self._left_at = fit.left_at
+        return fit
+
+    def _open(self, root: str) -> Checkpointer:
+        return Checkpointer(root, provenance=self._provenance, **self._arguments.options_for(root))
+
+    def _provenance(self) -> dict[str, Any]:
+        """What is said of the run, and what Lightning knows of it."""
+        given = self._arguments.provenance
+        said = given() if callable(given) else given or {}
+        known = {"hyper_parameters": self._hyper_parameters} if self._hyper_parameters else {}
+        return {**known, **said}

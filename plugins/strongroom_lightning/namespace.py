@@ -1,0 +1,57 @@
+"""Lightning stands in two packages, ``lightning.pytorch`` and ``pytorch_lightning``, whose classes differ.
+
+A class of one is none of the other's, though both read alike. Nothing else in this front end imports
+either package: whatever is needed of Lightning is asked of the `Namespace` that a callback belongs to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+__all__ = ["LIGHTNING", "PYTORCH_LIGHTNING", "Namespace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespace:
+    """One of the two packages.
+
+    Attributes:
+        package: where its public classes are imported from.
+        distribution: what one installs, and the extra of Strongroom that brings it.
+    """
+
+    package: str
+    distribution: str
+
+    @cached_property
+    def root(self) -> Any:
+        """The package itself, which has ``Trainer`` and ``LightningModule``."""
+        return importlib.import_module(self.package)
+
+    @cached_property
+    def callbacks(self) -> Any:
+        """Its callbacks."""
+        return importlib.import_module(f"{self.package}.callbacks")
+
+    @cached_property
+    def strategies(self) -> Any:
+        """Its strategies."""
+        return importlib.import_module(f"{self.package}.strategies")
+
+    @property
+    def version(self) -> str:
+        return str(self.root.__version__)
+
+    def owns(self, value: object) -> bool:
+        """Whether the value's class, or one that it inherits from, is this package's."""
+        return any(
+            kind.__module__ == self.package or kind.__module__.startswith(f"{self.package}.")
+            for kind in type(value).__mro__
+        )
+
+
+LIGHTNING: Final = Namespace(package="lightning.pytorch", distribution="lightning")
+PYTORCH_LIGHTNING: Final = Namespace(package="pytorch_lightning", distribution="pytorch-lightning")

@@ -1,0 +1,204 @@
+"""What a stage restores: chosen where Lightning chooses, and given to it in its own form.
+
+Lightning's own restore then does the rest: callbacks, loops, schedulers, hooks, messages. Its methods are
+replaced for one stage where it picks a checkpoint, where it reads one, and where it loads the weights and the
+optimizers: there a checkpoint that does not fit is told in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from strongroom import Checkpointer
+from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StateMismatchError
+from strongroom.resume import plan_resume
+from strongroom_lightning import contents, seam
+from strongroom_lightning.arguments import Arguments
+from strongroom_lightning.fit import Fit
+from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.uri import CheckpointUri
+
+__all__ = ["Resuming"]
+
+
+class Resuming:
+    """What one stage of a Trainer (a fit, a validation, a test, a prediction) takes up.
+
+    Args:
+        trainer: Lightning's.
+        namespace: the package that it is of.
+        arguments: the callback's.
+        open_root: opens a root for reading.
+        fit: the fit that is being set up; None in the other stages, which restore only what they are told to.
+        is_first_run: this Trainer has not trained yet.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        namespace: Namespace,
+        arguments: Arguments,
+        open_root: Callable[[str], Checkpointer],
+        fit: Fit | None,
+        *,
+        is_first_run: bool,
+    ) -> None:
+        self._trainer = trainer
+        self._namespace = namespace
+        self._arguments = arguments
+        self._root = arguments.dirpath
+        self._open = open_root
+        self._fit = fit
+        self._is_first_run = is_first_run
+        self._restored: dict[str, Any] | None = None
+
+    def watch(self, replace: seam.Replace) -> None:
+        """Be asked where Lightning chooses, reads and loads."""
+        strategy = self._trainer.strategy
+        replace(self._trainer._checkpoint_connector, "resume_start", self._resume_start)
+        replace(strategy, "load_checkpoint", self._load_checkpoint)
+        if self._fit is not None:
+            replace(strategy, "load_model_state_dict", self._load_model)
+            replace(strategy, "load_optimizer_state_dict", self._load_optimizers)
+
+    # ------------------------------------------------------------------------------- which checkpoint
+
+    def _resume_start(self, original: Callable[..., None]) -> Callable[..., None]:
+        def resume_start(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+            uri = None if checkpoint_path is None else CheckpointUri.parse(str(checkpoint_path))
+            if uri is not None:
+                checkpoint_path = self._restore_named(uri)
+            elif self._fit is not None:
+                checkpoint_path = self._restore_newest(self._fit, checkpoint_path)
+            original(checkpoint_path, *args, **kwargs)
+
+        return resume_start
+
+    def _restore_newest(self, fit: Fit, checkpoint_path: Any) -> Any:
+        plan = plan_resume(
+            self._arguments.resume,
+            is_first_run=self._is_first_run,
+            steps_done=self._trainer.global_step,
+            explicit=None if not checkpoint_path else f"ckpt_path={str(checkpoint_path)!r}",
+        )
+        if not plan.restore:
+            rank_zero_info(f"Strongroom: nothing is restored from {self._root}: {plan.reason}")
+            if not self._is_first_run and not checkpoint_path and fit.left_at is not None:
+                self._stay_on_line(fit, fit.left_at)
+            return checkpoint_path
+        restored = fit.checkpointer.restore(accept_older=self._arguments.accept_older)
+        if restored is None:
+            rank_zero_info(f"Strongroom: {plan.nothing_found(self._root)}")
+            return checkpoint_path
+        finders = seam.finders(self._trainer, self._namespace)
+        if finders:
+            raise ConfigError(
+                f"{self._root} holds step {restored.step} to resume from, and {finders[0]} would search "
+                "anew and undo that: leave it out of a run that resumes (and keep what it found), or use "
+                "resume='never'"
+            )
+        self._take_up(restored, self._root)
+        fit.resumes_by_itself = True
+        self._say_if_finished(restored.step)
+        return str(CheckpointUri(root=self._root, step=restored.step))
+
+    def _stay_on_line(self, fit: Fit, step: int) -> None:
+        """Let what a further fit saves descend from what the last one saved: restore nothing of it."""
+        try:
+            # A step that this very run has saved.
+            fit.checkpointer.restore(
+                {"nothing": torch.zeros(0)}, step=step, strict=False, only=(), accept_older=True
+            )
+        except (IntegrityError, CheckpointNotFoundError) as error:
+            rank_zero_warn(f"Strongroom: a new line of checkpoints begins in {self._root}: {error}")
+
+    def _restore_named(self, uri: CheckpointUri) -> str:
+        root = uri.root or self._root
+        if self._arguments.is_own(root):
+            root = self._root
+        accept_older = self._arguments.accept_older
+        if self._fit is not None and root == self._root:
+            restored = self._fit.checkpointer.restore(step=uri.step, accept_older=accept_older)
+        else:
+            with self._open(root) as reader:
+                restored = reader.restore(step=uri.step, accept_older=accept_older)
+        if restored is None:
+            raise CheckpointNotFoundError(f"ckpt_path={str(uri)!r}: {root} holds no committed checkpoint")
+        self._take_up(restored, root)
+        return str(CheckpointUri(root=root, step=restored.step))
+
+    def _take_up(self, restored: Any, root: str) -> None:
+        for step, reason in restored.skipped:
+            rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
+        rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
+        self._restored, position, rng = contents.restored_parts(restored.state, restored.step, root)
+        if self._fit is not None:
+            self._fit.resume_from(position, rng)
+            self._fit.left_at = restored.step if root == self._root else None
+
+    def _say_if_finished(self, step: int) -> None:
+        trainer = self._trainer
+        loops = (self._restored or {})["loops"]["fit_loop"]
+        epochs = loops["epoch_progress"]["current"]["processed"]
+        if trainer.max_steps != -1 and step >= trainer.max_steps:
+            limit = f"max_steps={trainer.max_steps}"
+        elif trainer.max_epochs not in {None, -1} and epochs >= (trainer.max_epochs or 0):
+            limit = f"max_epochs={trainer.max_epochs}"
+        else:
+            return
+        rank_zero_info(
+            f"Strongroom: this run is already finished ({limit} was reached at step {step} of "
+            f"{self._root}): nothing to train. Raise the limit to train on; for a new run, use another "
+            f"dirpath or resume='never'"
+        )
+
+    # ----------------------------------------------------------------------------- into Lightning's hands
+
+    def _load_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+            restored, self._restored = self._restored, None  # Lightning lets go of it once all is loaded
+            return original(checkpoint_path, *args, **kwargs) if restored is None else restored
+
+        return load_checkpoint
+
+    def _load_model(self, original: Callable[..., None]) -> Callable[..., None]:
+        def load_model_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(checkpoint, *args, **kwargs)
+            except RuntimeError as error:
+                if not self._is_restoring:
+                    raise
+                own = self._trainer.lightning_module.state_dict()
+                problem = f"the model does not fit the checkpoint in {self._root}"
+                raise contents.check_fits(checkpoint["state_dict"], own, problem, error) from error
+
+        return load_model_state_dict
+
+    def _load_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
+        def load_optimizer_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+            if not self._is_restoring:
+                original(checkpoint, *args, **kwargs)
+                return
+            saved, own = len(checkpoint["optimizer_states"]), len(self._trainer.strategy.optimizers)
+            advice = "restore the code and settings of that run, or use resume='never' to begin anew"
+            if saved != own:
+                raise StateMismatchError(
+                    f"the checkpoint in {self._root} holds {saved} optimizers, and this run has {own}; "
+                    f"{advice}"
+                )
+            try:
+                original(checkpoint, *args, **kwargs)
+            except (ValueError, KeyError) as error:
+                raise StateMismatchError(
+                    f"the optimizers do not fit the checkpoint in {self._root} ({error}); {advice}"
+                ) from error
+
+        return load_optimizer_state_dict
+
+    @property
+    def _is_restoring(self) -> bool:
+        return self._fit is not None and self._fit.is_restoring
