@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from strongroom import PerRank
 from strongroom.errors import StateMismatchError
 from strongroom.resume import DataPosition, RngState
 
@@ -40,7 +41,8 @@ def gather(trainer: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
     model = module if _is_same(model_state, module.state_dict()) else model_state
-    state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": checkpoint}
+    rest = checkpoint if trainer.world_size == 1 else PerRank(checkpoint)
+    state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": rest}
     return state, tuple(loader_states)
 
 

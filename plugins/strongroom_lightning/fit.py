@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from strongroom import Checkpointer, tree
+from strongroom import Checkpointer, PerRank, tree
 from strongroom.resume import DataPosition, LastSave, Moment, RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
@@ -186,7 +186,7 @@ class Fit:
         position = data.position(loader_states)
         if position is None:
             return
-        state["position"], state["rng"] = position.to_state(), rng.to_state()
+        state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
         self.checkpointer.save(moment.step, state, metrics=_scalars(self._trainer.callback_metrics))
         self._last, self.left_at = LastSave.at(moment), moment.step
 

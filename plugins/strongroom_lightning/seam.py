@@ -74,7 +74,7 @@ def check_supported(trainer: Any, namespace: Namespace) -> None:
     """Refuse, at the start, a Trainer with which saving or resuming could not work.
 
     Raises:
-        ConfigError: another package's Trainer, an unsupported version, or more than one process.
+        ConfigError: another package's Trainer, an unsupported version, or strategy.
     """
     if not isinstance(trainer, namespace.root.Trainer):
         raise ConfigError(
@@ -96,14 +96,11 @@ def check_supported(trainer: Any, namespace: Namespace) -> None:
             f"Lightning {version} is not supported by this release of Strongroom: the Trainer has no "
             f"{', '.join(missing)}; use an older Lightning or a newer Strongroom"
         )
-    if trainer.world_size > 1:
+    strategies = namespace.strategies
+    if not isinstance(trainer.strategy, strategies.SingleDeviceStrategy | strategies.DDPStrategy):
         raise ConfigError(
-            f"this release trains with one process, and the Trainer has {trainer.world_size}; use devices=1"
-        )
-    if not isinstance(trainer.strategy, namespace.strategies.SingleDeviceStrategy):
-        raise ConfigError(
-            f"this release supports one device, and the Trainer's strategy is "
-            f"{type(trainer.strategy).__name__}; use Trainer(devices=1, strategy='auto')"
+            f"this release supports one device and DDP, and the Trainer's strategy is "
+            f"{type(trainer.strategy).__name__}; use Trainer(strategy='auto') or strategy='ddp'"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from strongroom_lightning import StrongroomCheckpoint
+
+# Ranks are other processes: what they run must be importable there by name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from multiprocess import LightningLauncher
 
 BATCHES = 10
 EPOCHS = 3
@@ -277,3 +283,10 @@ def uninterrupted() -> Callable[..., Outcome]:
 @pytest.fixture
 def net() -> type[Net]:
     return Net
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[LightningLauncher]:
+    """Starts jobs of several ranks under Lightning, each rank a real process."""
+    with LightningLauncher() as launcher:
+        yield launcher

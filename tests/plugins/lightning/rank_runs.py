@@ -1,0 +1,162 @@
+"""Small runs for several ranks, importable by name; what they return can be compared as floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+import multiprocess
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from strongroom_lightning import StrongroomCheckpoint
+
+__all__ = ["Numbers", "RankNet", "Stop", "StoppedError", "train"]
+
+
+class StoppedError(Exception):
+    """What ends a run in the middle, on every rank."""
+
+
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Noise is drawn while reading."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(size, 6, generator=generator)
+        self.y = torch.randint(0, 3, (size,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
+
+
+class RankNet(lightning.LightningModule):
+    """Dropout that differs by rank, a scheduler, losses of each rank's own."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(6, width), nn.Dropout(0.3), nn.ReLU(), nn.Linear(width, 3))
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Stop(Callback):
+    """Ends the run before a given batch, counted from 0 over the whole run.
+
+    Args:
+        before_batch: which.
+        how: called then; raises `StoppedError` unless told otherwise.
+        ranks: on which ranks; None: on all.
+    """
+
+    def __init__(
+        self, before_batch: int, how: Callable[[], None] | None = None, ranks: Sequence[int] | None = None
+    ) -> None:
+        self.before_batch, self.how, self.ranks = before_batch, how, ranks
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        if trainer.fit_loop.total_batch_idx != self.before_batch:
+            return
+        if self.ranks is not None and trainer.global_rank not in self.ranks:
+            return
+        if self.how is not None:
+            self.how()
+        raise StoppedError
+
+
+def train(
+    root: Path | None,
+    *,
+    draw_from: int = 7,
+    until: int | None = None,
+    how: Callable[[], None] | None = None,
+    stop_ranks: Sequence[int] | None = None,
+    strategy: Any = "ddp",
+    module: Callable[[], lightning.LightningModule] = RankNet,
+    loader: Callable[[], Any] | None = None,
+    batches: int = 6,
+    validate: bool = False,
+    checkpoint: dict[str, Any] | None = None,
+    callbacks: Sequence[Callable[[], Callback]] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a fresh module on every rank; 2 epochs of ``batches`` unless told otherwise.
+
+    Args:
+        root: where to save; None trains without our callback.
+        draw_from: what each rank's generator is seeded with after the model was made.
+        until: break off before this batch, counted over the whole run; ``how`` and ``stop_ranks`` as `Stop`.
+        strategy: Lightning's, or what makes one.
+        checkpoint: arguments of `StrongroomCheckpoint`; it saves at every step unless told otherwise.
+        settings: arguments of the Trainer.
+
+    Returns:
+        ``losses`` of this rank, ``weights`` whole (as they are on every rank), ``step``, and
+        ``lr``; ``stopped`` where `StoppedError` ended it.
+    """
+    # The order of a distributed sampler goes by this seed, as does the model's beginning.
+    lightning.seed_everything(7, verbose=False)
+    net = module()
+    # From here on the ranks draw apart, and a process that resumes from where it happens to stand.
+    torch.manual_seed(1000 * draw_from + multiprocess.rank())
+    everyone: list[Callback] = [make() for make in callbacks]
+    if root is not None:
+        everyone.insert(0, StrongroomCheckpoint(root, **(checkpoint or {"every_n_train_steps": 1})))
+    if until is not None:
+        everyone.append(Stop(until, how, stop_ranks))
+    ranks = multiprocess.world_size()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy() if callable(strategy) else strategy,
+        callbacks=everyone,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=root is not None,
+        **{"max_epochs": 2, **settings},
+    )
+    data = loader() if loader is not None else DataLoader(Numbers(4 * batches * ranks), 4, shuffle=True)
+    validation = DataLoader(Numbers(4 * ranks), batch_size=4) if validate else None
+    stopped = False
+    try:
+        trainer.fit(net, data, validation)
+    except StoppedError:
+        stopped = True
+    return {
+        "losses": net.losses,
+        "weights": whole(net),
+        "step": trainer.global_step,
+        "lr": float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None,
+        "stopped": stopped,
+    }
+
+
+def whole(module: nn.Module) -> dict[str, list[float]]:
+    """Every tensor of a module, gathered where it is distributed; floats, since these cross processes."""
+    found = {}
+    for name, value in module.state_dict().items():
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found[name] = full.double().flatten().tolist()
+    return found
