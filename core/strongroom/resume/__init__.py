@@ -1,29 +1,44 @@
-"""What every front end needs to resume exactly: random states, data position, intervals, the choice.
+"""What every front end needs to resume exactly, and to stop in time: random states, data position, and more.
 
 `rng` captures and restores random number generators; `position` says where in the data a run stood and
-brings an iterator back there; `intervals` decides when to save; `mode` decides whether to restore. Nothing
-here reads or writes a checkpoint, and nothing here knows Lightning, Composer, Accelerate or the Hugging
-Face Trainer: a front end translates its framework's events into these terms.
+brings an iterator back there; `intervals` decides when to save; `mode` decides whether to restore.
+`preemption` is told that a run must end soon, `stopping` agrees among ranks where, `requeue` lets Slurm begin
+it again, `failing` says whether a run that failed can still be saved. Nothing here reads or writes a
+checkpoint, and nothing here knows Lightning, Composer, Accelerate or the Hugging Face Trainer: a front end
+translates its framework's events into these terms.
 """
 
 from __future__ import annotations
 
+from strongroom.resume.failing import agree_to_save
 from strongroom.resume.intervals import LastSave, Moment, SaveDecision, SaveIntervals
 from strongroom.resume.mode import ResumeMode, ResumePlan, plan_resume
 from strongroom.resume.position import DataPosition, replay
+from strongroom.resume.preemption import NoticeWatch, SpotNotice, StopNotice, StopSignals, check_signals
+from strongroom.resume.requeue import requeue, slurm_job
 from strongroom.resume.rng import Generator, RngState, generators_of
+from strongroom.resume.stopping import StopVote
 
 __all__ = [
     "DataPosition",
     "Generator",
     "LastSave",
     "Moment",
+    "NoticeWatch",
     "ResumeMode",
     "ResumePlan",
     "RngState",
     "SaveDecision",
     "SaveIntervals",
+    "SpotNotice",
+    "StopNotice",
+    "StopSignals",
+    "StopVote",
+    "agree_to_save",
+    "check_signals",
     "generators_of",
     "plan_resume",
     "replay",
+    "requeue",
+    "slurm_job",
 ]
