@@ -21,6 +21,9 @@ class RetentionPolicy(Protocol):
 
         Args:
             ranked: the current line newest first, then what it superseded, newest first.
+
+        Returns:
+            those that stay; a mapping also says why each does.
         """
 
 
@@ -83,7 +86,8 @@ def plan(
         just_committed: the one after whose commit this is decided.
         held: what must not go yet, with the reason: it may be nowhere else, for one.
     """
-    kept = set(policy.keep(ranked))
+    kept = policy.keep(ranked)
+    reasons = dict(kept) if isinstance(kept, Mapping) else dict.fromkeys(kept, f"kept by {policy}")
     newest = ranked[0] if ranked else None
     newest_verified = next((name for name in ranked if name in verified), None)
     decisions = []
@@ -92,8 +96,8 @@ def plan(
             decisions.append(Decision(name=name, is_kept=True, reason="the newest checkpoint"))
         elif name == just_committed:
             decisions.append(Decision(name=name, is_kept=True, reason="committed just now"))
-        elif name in kept:
-            decisions.append(Decision(name=name, is_kept=True, reason=f"kept by {policy}"))
+        elif name in reasons:
+            decisions.append(Decision(name=name, is_kept=True, reason=reasons[name]))
         elif name == newest_verified:
             reason = "the newest checkpoint that was verified by reading"
             decisions.append(Decision(name=name, is_kept=True, reason=reason))

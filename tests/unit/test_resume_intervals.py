@@ -106,3 +106,17 @@ def test_an_interval_that_is_no_count_is_refused_by_name(name: str, value: objec
 def test_a_time_interval_must_be_above_zero(value: object) -> None:
     with pytest.raises(ConfigError, match="timedelta above zero"):
         SaveIntervals(every=value)  # type: ignore[arg-type]
+
+
+def test_after_validation_an_epoch_is_saved_as_often_as_it_is_validated() -> None:
+    intervals = SaveIntervals(every_n_epochs=2, after_validation=True)
+    moments = [
+        moment(5, 0, is_validated=True),
+        moment(10, 1, is_validated=True, is_epoch_end=True),
+        moment(12, 1, is_validated=True),
+        moment(15, 1),
+        moment(20, 2, is_validated=True, is_epoch_end=True),
+        moment(40, 4, is_epoch_end=True),
+        moment(41, 4, is_run_end=True),
+    ]
+    assert saved_steps(intervals, moments) == [12, 20, 41]

@@ -24,6 +24,7 @@ class Moment:
         clock_s: a monotonic clock's reading, in seconds.
         is_epoch_end: an epoch has just ended.
         is_run_end: training goes no further.
+        is_validated: validation has run since the step before.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Moment:
     clock_s: float
     is_epoch_end: bool = False
     is_run_end: bool = False
+    is_validated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +66,16 @@ class SaveIntervals:
 
     ``every`` is measured from the last save. Where several processes train together, one of them must
     decide for all: their clocks differ.
+
+    With ``after_validation`` what ``every_n_epochs`` means is not the epoch's end but the end of every
+    validation within that epoch, be it one, several or none.
     """
 
     every_n_steps: int | None = None
     every_n_epochs: int | None = None
     every: timedelta | None = None
     at_run_end: bool = True
+    after_validation: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every_n_steps", "every_n_epochs"):
@@ -87,13 +93,21 @@ class SaveIntervals:
         reasons = []
         if _crossed(self.every_n_steps, last.step, moment.step):
             reasons.append(f"every {_counted(self.every_n_steps, 'step')}")
-        if moment.is_epoch_end and _crossed(self.every_n_epochs, last.epochs_done, moment.epochs_done):
+        if self.after_validation:
+            if moment.is_validated and self._is_epochs_turn(moment):
+                reasons.append(f"a validation, every {_counted(self.every_n_epochs, 'epoch')}")
+        elif moment.is_epoch_end and _crossed(self.every_n_epochs, last.epochs_done, moment.epochs_done):
             reasons.append(f"every {_counted(self.every_n_epochs, 'epoch')}")
         if self.every is not None and moment.clock_s - last.clock_s >= self.every.total_seconds():
             reasons.append(f"{self.every} since the last save")
         if self.at_run_end and moment.is_run_end:
             reasons.append("training ends")
         return SaveDecision(save=bool(reasons), reason=", ".join(reasons) or "nothing is due")
+
+    def _is_epochs_turn(self, moment: Moment) -> bool:
+        """Whether the epoch that the moment is in, or has just ended, is one of the every-so-many."""
+        number = moment.epochs_done + (not moment.is_epoch_end)  # from 1
+        return self.every_n_epochs is not None and number % self.every_n_epochs == 0
 
 
 def _crossed(interval: int | None, before: int, now: int) -> bool:
