@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from strongroom import KeepLast, OnChange, Tier
+from strongroom import OnChange, Tier
+from strongroom.errors import ConfigError
 from strongroom.resume import ResumeMode, SaveIntervals
 from strongroom.resume.mode import check_resume_mode
+from strongroom_lightning.label import Label
+from strongroom_lightning.ranking import RankingRule
 
 __all__ = ["Arguments"]
 
 _OWN_ROOT_ONLY: Final = frozenset(
-    {"accept_missing_tiers", "keep", "launch", "replicate_to", "reserve_bytes", "run_id"}
+    {"accept_missing_tiers", "launch", "replicate_to", "reserve_bytes", "run_id"}
 )
 """What a Checkpointer is told of the run's own root alone: another run's has tiers, a name and a turn of its
 own."""
@@ -28,6 +31,13 @@ class Arguments:
     Attributes:
         dirpath: the run's root.
         intervals: when to save.
+        save_on_train_epoch_end: whether ``every_n_epochs`` means the epoch's end or each validation; None: as
+            validation is set up.
+        ranking: what is ranked, and how many stay.
+        label: what each checkpoint is called; None: nothing besides its step.
+        save_weights_only: checkpoints hold the model alone.
+        save_on_exception: whether a run that ends by an exception is saved.
+        verbose: whether it is said what each ranked save came to.
         resume: whether the first fit takes up what is there.
         accept_older: going back further than usual is meant.
         provenance: what the user says of the run.
@@ -36,6 +46,12 @@ class Arguments:
 
     dirpath: str
     intervals: SaveIntervals
+    save_on_train_epoch_end: bool | None
+    ranking: RankingRule
+    label: Label | None
+    save_weights_only: bool
+    save_on_exception: bool
+    verbose: bool
     resume: ResumeMode
     accept_older: bool
     provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
@@ -46,6 +62,16 @@ class Arguments:
         cls,
         dirpath: str | os.PathLike[str],
         *,
+        filename: str | None,
+        monitor: str | None,
+        mode: str,
+        save_top_k: int | None,
+        save_last: bool | str | None,
+        auto_insert_metric_name: bool,
+        save_on_train_epoch_end: bool | None,
+        save_weights_only: bool,
+        save_on_exception: bool,
+        verbose: bool,
         every_n_train_steps: int | None,
         every_n_epochs: int | None,
         train_time_interval: timedelta | None,
@@ -73,16 +99,26 @@ class Arguments:
         """
         if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
             every_n_epochs = 1
+        if save_last not in {None, True, False, "link"}:
+            raise ConfigError(f"save_last must be True, False, 'link' or None; got {save_last!r}")
         return cls(
-            dirpath=os.fspath(dirpath),
+            dirpath=_expanded(dirpath),
+            # 0 is how Lightning's users switch an interval off.
             intervals=SaveIntervals(
-                every_n_steps=every_n_train_steps, every_n_epochs=every_n_epochs, every=train_time_interval
+                every_n_steps=None if every_n_train_steps == 0 else every_n_train_steps,
+                every_n_epochs=None if every_n_epochs == 0 else every_n_epochs,
+                every=train_time_interval,
             ),
+            save_on_train_epoch_end=save_on_train_epoch_end,
+            ranking=RankingRule.of(monitor=monitor, mode=mode, save_top_k=save_top_k, keep=keep),
+            label=None if filename is None else Label.of(filename, inserts_names=auto_insert_metric_name),
+            save_weights_only=save_weights_only,
+            save_on_exception=save_on_exception,
+            verbose=verbose,
             resume=check_resume_mode(resume),
             accept_older=accept_older,
             provenance=provenance,
             options={
-                "keep": None if keep is None else KeepLast(count=keep),
                 "security": security,
                 "digest": digest,
                 "timeout_s": timeout_s,
@@ -106,3 +142,9 @@ class Arguments:
         """What a `strongroom.Checkpointer` of ``root`` is told."""
         own = self.is_own(root)
         return {key: value for key, value in self.options.items() if own or key not in _OWN_ROOT_ONLY}
+
+
+def _expanded(dirpath: str | os.PathLike[str]) -> str:
+    """A path with ``~`` as the user's home; a URI as it is."""
+    path = os.fspath(dirpath)
+    return path if "://" in path else os.path.expanduser(path)

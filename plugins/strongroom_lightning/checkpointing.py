@@ -20,9 +20,12 @@ from strongroom.errors import ConfigError, StrongroomError
 from strongroom.provenance.recording import places_of_secrets
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
+from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.ranking import STATE_KEY, Ranking
 from strongroom_lightning.resuming import Resuming
+from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["Checkpointing"]
 
@@ -30,7 +33,7 @@ _DRAIN_S: Final = 10.0
 """How long a run that ends with an exception waits for a save that is being written."""
 
 
-class Checkpointing:
+class Checkpointing(Attributes):
     """Save a run through Strongroom, and resume it by itself.
 
     ``trainer.fit(model)``, without ``ckpt_path``, takes up the newest whole checkpoint in ``dirpath``: the
@@ -44,12 +47,29 @@ class Checkpointing:
 
     Args:
         dirpath: the run's root: a path, or a ``file://`` or ``s3://`` URI. One run, one root.
-        every_n_train_steps: save when the optimizer step (``trainer.global_step``) reaches a multiple.
-        every_n_epochs: save after every so many epochs.
+        filename: a label for each checkpoint, such as ``"{epoch:02d}-{val_loss:.2f}"``, kept as a tag of it.
+        monitor: the name of a logged metric by which checkpoints are ranked; None ranks nothing.
+        mode: ``"min"`` where low is good, ``"max"`` where high is.
+        save_top_k: how many of the best stay besides the newest; -1: all, 0: none. None: one with
+            ``monitor``, and without it what ``keep`` says.
+        save_last: the newest checkpoint always stays, and is what ``ckpt_path="last"`` takes: whatever is
+            given here, it says no more than that.
+        auto_insert_metric_name: whether ``{val_loss:.2f}`` in ``filename`` becomes ``val_loss=0.31``.
+        every_n_train_steps: save when the optimizer step (``trainer.global_step``) reaches a multiple. 0 as
+            None.
+        every_n_epochs: save after every so many epochs; where validation runs otherwise than once an epoch,
+            after each validation of such an epoch. 0 as None, and no epoch's end is a reason to save.
         train_time_interval: save when that much time has passed since the last save.
+        save_on_train_epoch_end: True: ``every_n_epochs`` means the epoch's end, whatever validation does;
+            False: each validation.
+        save_weights_only: checkpoints hold the model alone: nothing can be resumed from them.
+        save_on_exception: save what a run that ends by an exception has reached.
+        enable_version_counter: of no effect: a step is saved once.
+        verbose: say of each ranked save which place it took.
         resume: ``"auto"`` resumes where there is a checkpoint, ``"must"`` makes its absence an error,
             ``"never"`` begins anew and leaves what is there alone. Only the first fit of a Trainer resumes.
-        keep: how many checkpoints to keep; None keeps all.
+        keep: how many of the newest checkpoints stay, to resume from. None: all; where ``monitor`` or
+            ``save_top_k`` lets some go, one.
         security: a policy, or its file; None reads ``STRONGROOM_CONFIG``.
         digest: ``"blake3"`` or ``"sha256"``; None takes the policy's, or BLAKE3.
         timeout_s: seconds within which a save must have committed.
@@ -84,9 +104,20 @@ class Checkpointing:
         self,
         dirpath: str | os.PathLike[str],
         *,
+        filename: str | None = None,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int | None = None,
+        save_last: bool | Literal["link"] | None = None,
+        auto_insert_metric_name: bool = True,
         every_n_train_steps: int | None = None,
         every_n_epochs: int | None = None,
         train_time_interval: timedelta | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        save_weights_only: bool = False,
+        save_on_exception: bool = False,
+        enable_version_counter: bool = True,
+        verbose: bool = False,
         resume: Literal["auto", "never", "must"] = "auto",
         keep: int | None = None,
         security: Any = None,
@@ -107,6 +138,16 @@ class Checkpointing:
         super().__init__()
         self._arguments = Arguments.of(
             dirpath,
+            filename=filename,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=save_top_k,
+            save_last=save_last,
+            auto_insert_metric_name=auto_insert_metric_name,
+            save_on_train_epoch_end=save_on_train_epoch_end,
+            save_weights_only=save_weights_only,
+            save_on_exception=save_on_exception,
+            verbose=verbose,
             every_n_train_steps=every_n_train_steps,
             every_n_epochs=every_n_epochs,
             train_time_interval=train_time_interval,
@@ -127,22 +168,14 @@ class Checkpointing:
             scatter=scatter,
             accept_older=accept_older,
         )
+        self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
         self._fit: Fit | None = None
         self._last_trainer: weakref.ref[Any] | None = None
         self._left_at: int | None = None
-
-    @property
-    def dirpath(self) -> str:
-        """The run's root."""
-        return self._arguments.dirpath
-
-    @property
-    def best_model_path(self) -> str:
-        """Empty: this callback ranks nothing, so Lightning's ``ckpt_path="best"`` says that there is none."""
-        return ""
+        seam.ask_for_named(self.namespace, _named)
 
     # ------------------------------------------------------------------------------ Lightning's hooks
 
@@ -153,19 +186,25 @@ class Checkpointing:
         same = [one for one in trainer.callbacks if isinstance(one, Checkpointing)]
         if len(same) > 1:
             raise ConfigError(
-                f"the Trainer has {len(same)} StrongroomCheckpoint callbacks; a run has one: "
-                f"combine their intervals"
+                f"the Trainer has {len(same)} StrongroomCheckpoint callbacks; a run has one: combine their "
+                f"intervals. What two ModelCheckpoints do, one for the best and one for the last, one of "
+                f"ours does: monitor= and save_top_k= keep the best, keep= the newest. For a second metric, "
+                f"or for weights alone, put Lightning's ModelCheckpoint beside it"
             )
         self._leave()
+        is_first_run = self._last_trainer is None or self._last_trainer() is not trainer
         if stage == "fit":
+            if is_first_run:
+                self._ranking.begin_anew()
             self._fit = self._begin(trainer)
         resuming = Resuming(
             trainer,
             self.namespace,
             self._arguments,
+            self._ranking,
             self._open,
             self._fit,
-            is_first_run=self._last_trainer is None or self._last_trainer() is not trainer,
+            is_first_run=is_first_run,
         )
         resuming.watch(self._replacements.replace)
         if self._fit is not None:
@@ -190,6 +229,20 @@ class Checkpointing:
                     f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
                 )
 
+    # Not ``state_dict``: of two callbacks that have one Lightning complains, before ``setup`` says what to do.
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        state = self._ranking.state_dict()
+        if self._fit is not None and state:
+            checkpoint[STATE_KEY] = state
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        fit = self._fit  # None: what is evaluated has no say in what is best
+        if fit is not None and self.monitor is not None and checkpoint.get(STATE_KEY):
+            self._ranking.load_state_dict(
+                checkpoint[STATE_KEY], is_own=fit.left_at is not None, steps=fit.steps
+            )
+
     # -------------------------------------------------------------------------------------------- one fit
 
     def _begin(self, trainer: Any) -> Fit:
@@ -206,6 +259,7 @@ class Checkpointing:
             self.namespace,
             self._arguments,
             self._open(self.dirpath),
+            self._ranking,
             is_tuning=lambda: all(one is not self for one in trainer.callbacks),
             clock=self._now,
             left_at=self._left_at,
@@ -223,7 +277,8 @@ class Checkpointing:
         return fit
 
     def _open(self, root: str) -> Checkpointer:
-        return Checkpointer(root, provenance=self._provenance, **self._arguments.options_for(root))
+        keep = self._ranking.policy if self._arguments.is_own(root) else None
+        return Checkpointer(root, keep=keep, provenance=self._provenance, **self._arguments.options_for(root))
 
     def _provenance(self) -> dict[str, Any]:
         """What is said of the run, and what Lightning knows of it."""
@@ -231,3 +286,19 @@ class Checkpointing:
         said = given() if callable(given) else given or {}
         known = {"hyper_parameters": self._hyper_parameters} if self._hyper_parameters else {}
         return {**known, **said}
+
+
+def _named(trainer: Any, function: str, name: str) -> str | None:
+    """What ``ckpt_path="best"`` and ``"last"`` stand for; None: that is Lightning's to say.
+
+    "last" is the newest of our root. "best" is ours where we rank, or where nobody else does.
+    """
+    ours = next((one for one in trainer.callbacks if isinstance(one, Checkpointing)), None)
+    if ours is None or trainer.fast_dev_run:
+        return None
+    if name == "last":
+        return str(CheckpointUri(root=None, step=None, may_be_absent=True))
+    if ours.monitor is None:
+        others = [one for one in trainer.checkpoint_callbacks if one is not ours]
+        return None if others else ours.best_model_path or None
+    return str(CheckpointUri(root=None, step=None, is_best=True))

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, PerRank, tree
+from strongroom.errors import ConfigError
+from strongroom.handle import SaveHandle
 from strongroom.resume import DataPosition, LastSave, Moment, RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.data import TrainingData
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.ranking import Measured, Ranking
 
 __all__ = ["Fit"]
 
 _NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
 """Lightning's warning about loaders that cannot say where they stand; ours need not be able to."""
+
+_T = TypeVar("_T")
 
 
 class Fit:
@@ -30,6 +36,7 @@ class Fit:
         namespace: the package that it is of.
         arguments: the callback's.
         checkpointer: of the run's root; it is closed by whoever opened it.
+        ranking: of the run's checkpoints.
         is_tuning: whether Lightning's finders are trying something out inside this fit, with the callbacks
             taken out meanwhile. What is trained then is thrown away: it must neither be saved nor move what
             is known of the data.
@@ -47,6 +54,7 @@ class Fit:
         namespace: Namespace,
         arguments: Arguments,
         checkpointer: Checkpointer,
+        ranking: Ranking,
         *,
         is_tuning: Callable[[], bool],
         clock: Callable[[], float],
@@ -56,6 +64,10 @@ class Fit:
         self._namespace = namespace
         self._arguments = arguments
         self.checkpointer = checkpointer
+        self._ranking = ranking
+        self._intervals = arguments.intervals
+        self._is_validated = False
+        self._has_warned = False
         self._is_tuning = is_tuning
         self._clock = clock
         self._data = TrainingData(trainer.fit_loop)
@@ -74,6 +86,7 @@ class Fit:
             (epoch_loop, "on_run_start", self._epoch_start),
             (epoch_loop, "on_advance_end", self._batch_end),
             (fit_loop, "on_advance_end", self._epoch_end),
+            (epoch_loop.val_loop, "run", self._validation),
         ):
             replace(owner, name, self._unless_tuning(make))
 
@@ -109,7 +122,15 @@ class Fit:
         def on_run_start() -> None:
             original()  # every on_train_start hook included
             tree.capture(contents.known_at_start(self._trainer), rank=0)
-            self._last = LastSave.at(self._moment())
+            self._intervals = replace(
+                self._intervals,
+                after_validation=seam.saves_after_validation(
+                    self._trainer, self._arguments.save_on_train_epoch_end
+                ),
+            )
+            start = self._moment()
+            self._last = LastSave.at(start)
+            self._ranking.pass_over(self._metrics(start))
             self.is_restoring = False
             if self.resumes_by_itself and seam.has_stopped_early(self._trainer, self._namespace):
                 # Lightning would train one more epoch to find that out again, at every start.
@@ -160,6 +181,14 @@ class Fit:
 
         return on_advance_end
 
+    def _validation(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            results = original(*args, **kwargs)
+            self._is_validated = seam.has_validated(self._trainer) and not self._trainer.sanity_checking
+            return results
+
+        return run
+
     # --------------------------------------------------------------------------------------------- saving
 
     def _moment(self, *, is_epoch_end: bool = False, is_run_end: bool = False) -> Moment:
@@ -169,29 +198,103 @@ class Fit:
             clock_s=self._clock(),
             is_epoch_end=is_epoch_end,
             is_run_end=is_run_end,
+            is_validated=self._is_validated,
         )
 
     def _between_steps(self, moment: Moment) -> None:
-        """All that belongs to a step, or to an epoch, is over: save if it is due."""
-        if self._last is None or not self._arguments.intervals.decide(moment, self._last).save:
-            return
-        self.save(moment)
+        """All that belongs to a step, or to an epoch, is over: save if it is due.
 
-    def save(self, moment: Moment) -> None:
-        """Save where training stands."""
+        With ``monitor``, a save that is due before the metric is there is not put off, since the run may need
+        it; but once the metric is there, what it was measured on is saved too.
+        """
+        self._is_validated = False
+        if self._last is None:
+            return
+        is_due = self._intervals.decide(moment, self._last).save
+        measured = Measured()
+        if self._ranking.rule.monitor is not None and (is_due or moment.is_validated or moment.is_epoch_end):
+            measured = self._share(self._ranking.measure(self._metrics(moment)))
+            if measured.problem:
+                raise ConfigError(measured.problem)
+        is_late = self._ranking.is_behind and measured.score is not None and moment.step != self._last.step
+        if is_due or is_late:
+            self.save(moment, measured.score)
+        if is_due and measured.is_missing:
+            self._say_that_metric_is_missing(moment)
+
+    def _share(self, found: _T) -> _T:
+        """What rank 0 has found; metrics may differ by rank, and what is saved may not."""
+        if self._trainer.world_size == 1:
+            return found
+        shared: _T = self._trainer.strategy.broadcast(found)
+        return shared
+
+    def steps(self) -> set[int]:
+        """The steps that the run's root holds, as rank 0 sees it."""
+        is_first = self._trainer.is_global_zero
+        return self._share({one.step for one in self.checkpointer.checkpoints()} if is_first else set())
+
+    def _metrics(self, moment: Moment) -> dict[str, Any]:
+        """What is logged, and what `ModelCheckpoint` adds to it."""
+        counted = {"epoch": moment.epochs_done - moment.is_epoch_end, "step": moment.step}
+        return {**counted, **self._trainer.callback_metrics}
+
+    def _say_that_metric_is_missing(self, moment: Moment) -> None:
+        monitor = self._ranking.rule.monitor
+        told = (
+            f"monitor={monitor!r} is not among what was logged: {', '.join(self._metrics(moment))}; "
+            f"call self.log({monitor!r}, ...) in the module, or monitor one of these"
+        )
+        if seam.has_validated(self._trainer):
+            raise ConfigError(told)
+        if moment.is_epoch_end and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(f"Strongroom: {told}")
+
+    def save(self, moment: Moment, score: float | None = None) -> None:
+        """Save where training stands.
+
+        Args:
+            score: what was measured on these very weights of the metric that the run is ranked by.
+        """
+        self._ranking.begin(moment.step, score)  # what the callback's state says is part of the save
+        try:
+            handle = self._save(moment)
+        except BaseException:
+            self._ranking.give_up(moment.step)
+            raise
+        if handle is None:
+            self._ranking.give_up(moment.step)
+            return
+        self._ranking.follow(moment.step, handle)
+        self._last, self.left_at = LastSave.at(moment), moment.step
+        if self._arguments.verbose and score is not None:
+            self._tell_of(moment, score)
+
+    def _save(self, moment: Moment) -> SaveHandle | None:
         data = self._data
         rng = data.random_state()
         state, loader_states = contents.gather(self._trainer)
         data.put_back(rng)  # a hook may draw; saving must not change the run
         position = data.position(loader_states)
         if position is None:
-            return
+            return None
         state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
-        self.checkpointer.save(moment.step, state, metrics=_scalars(self._trainer.callback_metrics))
-        self._last, self.left_at = LastSave.at(moment), moment.step
+        label = self._arguments.label
+        return self.checkpointer.save(
+            moment.step,
+            state,
+            metrics=_scalars(self._trainer.callback_metrics),
+            tags=() if label is None else (label.fill(_scalars(self._metrics(moment))),),
+        )
+
+    def _tell_of(self, moment: Moment, score: float) -> None:
+        place, monitor = self._ranking.place(moment.step), self._ranking.rule.monitor
+        rank = "not among the best that stay" if place is None else f"number {place} of the best"
+        rank_zero_info(f"Strongroom: {monitor} is {score:.5g} at step {moment.step}, {rank}")
 
 
-def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()

@@ -20,6 +20,7 @@ from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.ranking import Ranking, best_of
 from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["Resuming"]
@@ -32,6 +33,7 @@ class Resuming:
         trainer: Lightning's.
         namespace: the package that it is of.
         arguments: the callback's.
+        ranking: of the run's checkpoints.
         open_root: opens a root for reading.
         fit: the fit that is being set up; None in the other stages, which restore only what they are told to.
         is_first_run: this Trainer has not trained yet.
@@ -42,6 +44,7 @@ class Resuming:
         trainer: Any,
         namespace: Namespace,
         arguments: Arguments,
+        ranking: Ranking,
         open_root: Callable[[str], Checkpointer],
         fit: Fit | None,
         *,
@@ -50,6 +53,7 @@ class Resuming:
         self._trainer = trainer
         self._namespace = namespace
         self._arguments = arguments
+        self._ranking = ranking
         self._root = arguments.dirpath
         self._open = open_root
         self._fit = fit
@@ -116,20 +120,42 @@ class Resuming:
         except (IntegrityError, CheckpointNotFoundError) as error:
             rank_zero_warn(f"Strongroom: a new line of checkpoints begins in {self._root}: {error}")
 
-    def _restore_named(self, uri: CheckpointUri) -> str:
+    def _restore_named(self, uri: CheckpointUri) -> str | None:
         root = uri.root or self._root
         if self._arguments.is_own(root):
             root = self._root
         accept_older = self._arguments.accept_older
+        step = self._best_step(root, uri) if uri.is_best else uri.step
         if self._fit is not None and root == self._root:
-            restored = self._fit.checkpointer.restore(step=uri.step, accept_older=accept_older)
+            restored = self._fit.checkpointer.restore(step=step, accept_older=accept_older)
         else:
             with self._open(root) as reader:
-                restored = reader.restore(step=uri.step, accept_older=accept_older)
+                restored = reader.restore(step=step, accept_older=accept_older)
+        if restored is None and uri.may_be_absent:
+            rank_zero_warn(
+                f"Strongroom: ckpt_path='last', but {root} holds no checkpoint: nothing is restored"
+            )
+            return None
         if restored is None:
             raise CheckpointNotFoundError(f"ckpt_path={str(uri)!r}: {root} holds no committed checkpoint")
         self._take_up(restored, root)
         return str(CheckpointUri(root=root, step=restored.step))
+
+    def _best_step(self, root: str, uri: CheckpointUri) -> int:
+        """The best step of a root: as this process has ranked it, or as its newest checkpoint says."""
+        known = self._ranking.best_steps() if root == self._root else []
+        if self._trainer.world_size > 1:
+            known = self._trainer.strategy.broadcast(known)
+        if known:
+            return known[0]
+        with self._open(root) as reader:
+            step = best_of(reader, accept_older=self._arguments.accept_older)
+        if step is None:
+            raise CheckpointNotFoundError(
+                f"ckpt_path={str(uri)!r}: {root} holds no checkpoint that was ranked; give the callback "
+                "monitor=..., or take strongroom://latest"
+            )
+        return step
 
     def _take_up(self, restored: Any, root: str) -> None:
         for step, reason in restored.skipped:
@@ -139,6 +165,8 @@ class Resuming:
         if self._fit is not None:
             self._fit.resume_from(position, rng)
             self._fit.left_at = restored.step if root == self._root else None
+            if root == self._root:
+                self._ranking.stand_on(restored.step)
 
     def _say_if_finished(self, step: int) -> None:
         trainer = self._trainer

@@ -9,6 +9,8 @@ start that every name exists; nothing is looked up for the first time while a ch
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,18 +21,21 @@ from strongroom_lightning.namespace import Namespace
 __all__ = [
     "Replace",
     "Replacements",
+    "ask_for_named",
     "batches_taken",
     "check_supported",
     "epochs_done",
     "fetches_itself",
     "finders",
     "has_stopped_early",
+    "has_validated",
     "is_epoch_complete",
     "is_only_tuning",
     "is_run_over",
     "is_step_boundary",
     "loader_generators",
     "repeat_epoch_settings",
+    "saves_after_validation",
     "settle",
 ]
 
@@ -38,7 +43,7 @@ _OLDEST: Final = (2, 5)
 """The oldest Lightning against which the tests of this front end pass."""
 
 _NEEDED: Final = {
-    "_checkpoint_connector": ("resume_start", "dump_checkpoint"),
+    "_checkpoint_connector": ("_parse_ckpt_path", "dump_checkpoint", "resume_start"),
     "_logger_connector": ("callback_metrics",),
     "strategy": ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict", "optimizers"),
     "fit_loop": (
@@ -66,7 +71,13 @@ _NEEDED: Final = {
         "reset_restart_stage",
         "restarting",
     ),
-    "fit_loop.epoch_loop.val_loop": ("_loaded_from_state_dict", "_restarting", "reset_restart_stage"),
+    "fit_loop.epoch_loop.val_loop": (
+        "_has_run",
+        "_loaded_from_state_dict",
+        "_restarting",
+        "reset_restart_stage",
+        "run",
+    ),
 }
 
 
@@ -234,3 +245,48 @@ def loader_generators(fit_loop: Any) -> dict[str, Generator]:
         for index, loader in enumerate(combined.flattened if combined is not None else ())
         for name, generator in generators_of(loader).items()
     }
+
+
+def saves_after_validation(trainer: Any, save_on_train_epoch_end: bool | None) -> bool:
+    """Whether what is due every so many epochs follows each validation, and not the epoch's end.
+
+    As `ModelCheckpoint` has it: where validation runs otherwise than once at the end of each epoch, it is
+    what a save waits for. Without any validation there is nothing to wait for, though.
+    """
+    if save_on_train_epoch_end is not None:
+        return not save_on_train_epoch_end
+    if not trainer.enable_validation:
+        return False
+    if getattr(trainer, "_val_check_time_interval", None) is not None:  # since Lightning 2.6
+        return True
+    return bool(trainer.check_val_every_n_epoch != 1 or trainer.val_check_interval != 1.0)
+
+
+def has_validated(trainer: Any) -> bool:
+    """Whether validation has run in this fit, sanity checks aside."""
+    return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
+
+
+def ask_for_named(namespace: Namespace, choose: Callable[[Any, Any, str], str | None]) -> None:
+    """Let ``choose`` say what ``ckpt_path="best"`` and ``"last"`` stand for, before Lightning does.
+
+    Lightning resolves these before it calls any hook, by file names and times, and ``"last"`` with its own
+    callback only. So it is the class that is changed, once; a Trainer for which ``choose`` returns None goes
+    Lightning's way.
+
+    Args:
+        choose: takes the Trainer, its function (``fit``, say) and the name.
+    """
+    module = importlib.import_module(f"{namespace.package}.trainer.connectors.checkpoint_connector")
+    connector = module._CheckpointConnector
+    original = connector._parse_ckpt_path
+    if getattr(original, "asks_strongroom", False):
+        return
+
+    @functools.wraps(original)
+    def parse(self: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any) -> Any:
+        named = choose(self.trainer, state_fn.value, ckpt_path) if ckpt_path in {"best", "last"} else None
+        return original(self, state_fn, ckpt_path, *args, **kwargs) if named is None else named
+
+    parse.asks_strongroom = True  # type: ignore[attr-defined]
+    connector._parse_ckpt_path = parse
