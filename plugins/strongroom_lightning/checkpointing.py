@@ -229,7 +229,7 @@ class Checkpointing(Attributes):
                     f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
                 )
 
-    # Not ``state_dict``: of two callbacks that have one Lightning complains, before ``setup`` says what to do.
+    # Not ``state_dict``: of two that have one Lightning complains, before ``setup`` could say what to do.
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = self._ranking.state_dict()

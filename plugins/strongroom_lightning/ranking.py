@@ -24,8 +24,8 @@ from strongroom_lightning.uri import CheckpointUri
 __all__ = ["STATE_KEY", "Measured", "Ranking", "RankingRule", "best_of"]
 
 STATE_KEY: Final = "strongroom_ranking"
-"""Where a checkpoint in Lightning's form carries the ranking: the same place whatever the callback's arguments,
-so that a run whose interval or metric is changed does not forget what was best."""
+"""Where a checkpoint in Lightning's form carries the ranking: the same place whatever the arguments, so that
+a run whose interval or metric is changed does not forget what was best."""
 
 _REMEMBERED: Final = 256
 """How many scores a checkpoint carries where all are kept: the callback's state must stay small."""
@@ -305,7 +305,7 @@ def best_of(reader: Checkpointer, *, accept_older: bool) -> int | None:
 
     Every rank of a job calls this.
     """
-    restored = reader.restore(only="lightning", accept_older=accept_older)
+    restored = reader.restore({"lightning": {}}, only="lightning", accept_older=accept_older)
     if restored is None:
         return None
     state = restored.state.get("lightning", {}).get(STATE_KEY)
