@@ -4,19 +4,40 @@
 
     trainer = L.Trainer(callbacks=[StrongroomCheckpoint("runs/a", every_n_train_steps=100)])
     trainer.fit(model, datamodule)  # resumes by itself if runs/a holds a whole checkpoint
+
+This callback is for ``lightning.pytorch``; ``strongroom_lightning.pytorch_lightning`` has the one for
+``pytorch_lightning``. Each is imported when it is first used, since a program has one of the two.
 """
 
 from __future__ import annotations
 
-try:
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
     from strongroom_lightning.callback import StrongroomCheckpoint
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ModuleNotFoundError(
-        "strongroom_lightning needs the package lightning (2.5 or newer), which is not installed; "
-        "install Strongroom with its extra: strongroom[lightning]",
-        name=error.name,
-    ) from error
 
 __all__ = ["StrongroomCheckpoint"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StrongroomCheckpoint":
+        raise AttributeError(f"module 'strongroom_lightning' has no attribute {name!r}")
+    try:
+        value = importlib.import_module("strongroom_lightning.callback").StrongroomCheckpoint
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "lightning":
+            raise
+        raise ModuleNotFoundError(
+            "strongroom_lightning needs the package lightning (2.5 or newer), which is not installed; "
+            "install Strongroom with its extra, strongroom[lightning]. For the package pytorch-lightning, "
+            "the extra is strongroom[pytorch-lightning], and the callback is "
+            "strongroom_lightning.pytorch_lightning.StrongroomCheckpoint",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,9 +7,12 @@ from typing import ClassVar
 from lightning.pytorch.callbacks import Checkpoint
 
 from strongroom_lightning.checkpointing import Checkpointing
+from strongroom_lightning.loading import teach
 from strongroom_lightning.namespace import LIGHTNING, Namespace
 
 __all__ = ["StrongroomCheckpoint"]
+
+teach(LIGHTNING)
 
 
 class StrongroomCheckpoint(Checkpointing, Checkpoint):

@@ -26,10 +26,14 @@ __all__ = [
     "hyper_parameters",
     "in_lightnings_form",
     "known_at_start",
+    "not_ours",
     "restored_parts",
 ]
 
-_PARTS: Final = ("model", "optimizers", "lightning", "position", "rng")
+_PARTS: Final = ("model", "lightning")
+"""What every checkpoint of this front end holds. One of the model alone holds nothing else."""
+
+_NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")
 
 
 def gather(trainer: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -70,31 +74,58 @@ def hyper_parameters(trainer: Any) -> dict[str, Any]:
 
 
 def restored_parts(
-    state: Mapping[str, Any], step: int, root: str
-) -> tuple[dict[str, Any], DataPosition, RngState]:
+    state: Mapping[str, Any], step: int, root: str, *, resumes: bool
+) -> tuple[dict[str, Any], DataPosition | None, RngState | None]:
     """Take a restored state apart: the checkpoint in Lightning's form, the position, the random states.
 
+    Position and random states are None where the checkpoint holds the model alone, the position also where it
+    was saved by hand while a step was under way.
+
+    Args:
+        resumes: whether training is to go on from it.
+
     Raises:
-        StateMismatchError: another front end or a program of its own wrote it.
+        StateMismatchError: another front end or a program of its own wrote it; or training would go on from
+            the model alone.
     """
-    missing = [part for part in _PARTS if part not in state]
-    if missing:
+    if any(part not in state for part in _PARTS):
+        raise not_ours(root, step, state)
+    missing = [part for part in _NEEDED_TO_RESUME if part not in state]
+    if missing and resumes:
         raise StateMismatchError(
-            f"step {step} of {root} was not written by StrongroomCheckpoint (it holds "
-            f"{', '.join(map(repr, state))}); use another dirpath, or resume='never' to begin anew here",
+            f"step {step} of {root} holds the model alone, as save_weights_only=True leaves it: there is "
+            f"no state of the optimizers to train on with. Load its weights (load_from_checkpoint, or "
+            f"ckpt_path= in validate, test and predict), or begin anew by another dirpath or resume='never'",
             missing=missing,
         )
-    position = DataPosition.from_state(state["position"])
-    return in_lightnings_form(state), position, RngState.from_state(state["rng"])
+    position = state.get("position")
+    rng = state.get("rng")
+    return (
+        in_lightnings_form(state),
+        None if position is None else DataPosition.from_state(position),
+        None if rng is None else RngState.from_state(rng),
+    )
+
+
+def not_ours(
+    root: str, step: int | None = None, state: Mapping[str, Any] | None = None
+) -> StateMismatchError:
+    """The error for a checkpoint that another front end or a program of its own wrote."""
+    what = f"what {root} holds" if step is None else f"step {step} of {root}"
+    holds = "" if state is None else f" (it holds {', '.join(map(repr, state))})"
+    return StateMismatchError(
+        f"{what} was not written by StrongroomCheckpoint{holds}; name one that was, or, for a run of its "
+        f"own, use another dirpath, or resume='never' to begin anew here",
+        missing=[part for part in _PARTS if part not in (state or ())],
+    )
 
 
 def in_lightnings_form(state: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary that Lightning's ``load_checkpoint`` returns."""
-    return {
-        **state["lightning"],
-        "state_dict": state["model"],
-        "optimizer_states": list(state["optimizers"]),
-    }
+    checkpoint = {**state["lightning"], "state_dict": state["model"]}
+    if "optimizers" in state:
+        checkpoint["optimizer_states"] = list(state["optimizers"])
+    return checkpoint
 
 
 def check_fits(

@@ -90,9 +90,10 @@ class Fit:
         ):
             replace(owner, name, self._unless_tuning(make))
 
-    def resume_from(self, position: DataPosition, rng: RngState) -> None:
-        """Let training go on from here, once Lightning has loaded the rest."""
-        self._data.resume_from(position, rng)
+    def resume_from(self, position: DataPosition | None, rng: RngState | None) -> None:
+        """Let training go on from here, once Lightning has loaded the rest; without a position, its way."""
+        if position is not None and rng is not None:
+            self._data.resume_from(position, rng)
         self.is_restoring = True
 
     def _unless_tuning(

@@ -21,9 +21,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 from strongroom_lightning.checkpointing import Checkpointing
+from strongroom_lightning.loading import teach
 from strongroom_lightning.namespace import PYTORCH_LIGHTNING, Namespace
 
 __all__ = ["StrongroomCheckpoint"]
+
+teach(PYTORCH_LIGHTNING)
 
 
 class StrongroomCheckpoint(Checkpointing, Checkpoint):

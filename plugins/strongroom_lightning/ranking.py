@@ -21,7 +21,7 @@ from strongroom.ranking import KeepRanked, RankMode, Scores, as_score, best_firs
 from strongroom.retention import RetentionPolicy
 from strongroom_lightning.uri import CheckpointUri
 
-__all__ = ["STATE_KEY", "Measured", "Ranking", "RankingRule", "best_of"]
+__all__ = ["STATE_KEY", "Measured", "Ranking", "RankingRule", "best_of", "steps_ranked_in"]
 
 STATE_KEY: Final = "strongroom_ranking"
 """Where a checkpoint in Lightning's form carries the ranking: the same place whatever the arguments, so that
@@ -308,9 +308,14 @@ def best_of(reader: Checkpointer, *, accept_older: bool) -> int | None:
     restored = reader.restore({"lightning": {}}, only="lightning", accept_older=accept_older)
     if restored is None:
         return None
-    state = restored.state.get("lightning", {}).get(STATE_KEY)
-    if not state:
-        return None
     there = {checkpoint.step for checkpoint in reader.checkpoints()}
-    scores = {int(step): float(score) for step, score in state["scores"].items() if step in there}
-    return next(iter(best_first(scores, check_rank_mode(state["mode"]))), None)
+    return next((step for step in steps_ranked_in(restored.state.get("lightning", {})) if step in there), None)
+
+
+def steps_ranked_in(checkpoint: Mapping[str, Any]) -> list[int]:
+    """The steps that a checkpoint knows as ranked, the best first; some may be gone since it was saved."""
+    state = checkpoint.get(STATE_KEY)
+    if not state:
+        return []
+    scores = {int(step): float(score) for step, score in state["scores"].items()}
+    return list(best_first(scores, check_rank_mode(state["mode"])))

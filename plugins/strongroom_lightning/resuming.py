@@ -73,7 +73,7 @@ class Resuming:
 
     def _resume_start(self, original: Callable[..., None]) -> Callable[..., None]:
         def resume_start(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
-            uri = None if checkpoint_path is None else CheckpointUri.parse(str(checkpoint_path))
+            uri = CheckpointUri.of(checkpoint_path)
             if uri is not None:
                 checkpoint_path = self._restore_named(uri)
             elif self._fit is not None:
@@ -138,6 +138,7 @@ class Resuming:
             return None
         if restored is None:
             raise CheckpointNotFoundError(f"ckpt_path={str(uri)!r}: {root} holds no committed checkpoint")
+        uri.check(restored.checkpoint)
         self._take_up(restored, root)
         return str(CheckpointUri(root=root, step=restored.step))
 
@@ -161,8 +162,15 @@ class Resuming:
         for step, reason in restored.skipped:
             rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
         rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
-        self._restored, position, rng = contents.restored_parts(restored.state, restored.step, root)
+        self._restored, position, rng = contents.restored_parts(
+            restored.state, restored.step, root, resumes=self._fit is not None
+        )
         if self._fit is not None:
+            if position is None:
+                rank_zero_warn(
+                    f"Strongroom: step {restored.step} of {root} was saved by hand while a step was under "
+                    f"way, and where its data stood is not known: this resume is Lightning's own, not exact"
+                )
             self._fit.resume_from(position, rng)
             self._fit.left_at = restored.step if root == self._root else None
             if root == self._root:

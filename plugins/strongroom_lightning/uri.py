@@ -1,4 +1,4 @@
-"""``ckpt_path="strongroom://..."``: how a user names a checkpoint by hand.
+"""How a user names a checkpoint: ``ckpt_path=``, ``load_from_checkpoint`` and ``save_checkpoint`` take these.
 
 ========================== ===============================================
 ``strongroom://latest``    the newest whole checkpoint of the callback's root
@@ -8,20 +8,25 @@
 ``strongroom://ROOT``      the newest whole checkpoint of another root
 ``strongroom://R#step=N``  step N of another root
 ``strongroom://R#best``    the best of another root, as that run was ranked
+a folder that is a root    as ``strongroom://ROOT``
+a checkpoint's folder      that checkpoint, if it is on its run's current line
 ========================== ===============================================
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from strongroom.errors import ConfigError
+from strongroom import Checkpoint
+from strongroom.errors import CheckpointNotFoundError, ConfigError
+from strongroom.layout import RUN, CheckpointName
 
-__all__ = ["CheckpointUri"]
+__all__ = ["SCHEME", "CheckpointUri"]
 
-_SCHEME: Final = "strongroom://"
+SCHEME: Final = "strongroom://"
 
 _OWN: Final = frozenset({"", "latest", "last", "best"})
 
@@ -35,12 +40,14 @@ class CheckpointUri:
         step: None for the newest, or the best.
         is_best: the best is meant, by whatever the run is ranked.
         may_be_absent: there need not be any.
+        folder: the very folder that was named, where one was.
     """
 
     root: str | None
     step: int | None
     is_best: bool = False
     may_be_absent: bool = False
+    folder: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> CheckpointUri | None:
@@ -49,12 +56,12 @@ class CheckpointUri:
         Raises:
             ConfigError: it begins as one and goes on otherwise.
         """
-        if not text.startswith(_SCHEME):
+        if not text.startswith(SCHEME):
             return None
-        match = re.fullmatch(r"([^#]*)(?:#(?:step=([0-9]{1,18})|(best)))?", text.removeprefix(_SCHEME))
+        match = re.fullmatch(r"([^#]*)(?:#(?:step=([0-9]{1,18})|(best)))?", text.removeprefix(SCHEME))
         if match is None:
             raise ConfigError(
-                f"ckpt_path={text!r}: expected strongroom://latest, strongroom://best, strongroom://#step=N, "
+                f"{text!r}: expected strongroom://latest, strongroom://best, strongroom://#step=N, "
                 f"strongroom://ROOT, strongroom://ROOT#step=N or strongroom://ROOT#best"
             )
         root, step, best = match.groups()
@@ -65,9 +72,42 @@ class CheckpointUri:
             may_be_absent=root == "last" and step is None and best is None,
         )
 
+    @classmethod
+    def of(cls, path: Any) -> CheckpointUri | None:
+        """Read a URI, or the path of a folder that is a root or a checkpoint; None for whatever else.
+
+        Raises:
+            ConfigError: it begins as a URI and goes on otherwise.
+        """
+        if not isinstance(path, str | os.PathLike):
+            return None  # an open file, say
+        text = str(path)
+        uri = cls.parse(text)
+        if uri is not None or not os.path.isdir(text):
+            return uri
+        if os.path.isfile(os.path.join(text, RUN)):
+            return cls(root=text, step=None)
+        parent, folder = os.path.split(os.path.abspath(text))
+        if not os.path.isfile(os.path.join(parent, RUN)):
+            return None
+        name = CheckpointName.parse(folder)
+        return None if name is None else cls(root=parent, step=name.step, folder=folder)
+
+    def check(self, found: Checkpoint) -> None:
+        """Raise where the checkpoint that was found is not the folder that was named.
+
+        Raises:
+            CheckpointNotFoundError: the run has another one of that step now.
+        """
+        if self.folder is not None and found.folder != self.folder:
+            raise CheckpointNotFoundError(
+                f"{self.folder} of {self.root} is superseded: on the run's current line, step {self.step} is "
+                f"{found.folder}; name it as strongroom://{self.root}#step={self.step}"
+            )
+
     def __str__(self) -> str:
         if self.step is not None:
-            return f"{_SCHEME}{self.root or 'latest'}#step={self.step}"
+            return f"{SCHEME}{self.root or 'latest'}#step={self.step}"
         if self.is_best:
-            return f"{_SCHEME}best" if self.root is None else f"{_SCHEME}{self.root}#best"
-        return f"{_SCHEME}{self.root or ('last' if self.may_be_absent else 'latest')}"
+            return f"{SCHEME}best" if self.root is None else f"{SCHEME}{self.root}#best"
+        return f"{SCHEME}{self.root or ('last' if self.may_be_absent else 'latest')}"

@@ -529,9 +529,13 @@ def test_a_training_step_that_fetches_by_itself_is_refused(fit: Any, net: Any) -
         fit(module=Fetching)
 
 
-def test_without_lightning_the_error_names_the_extra() -> None:
-    code = "import sys; sys.modules['lightning'] = None; import strongroom_lightning"
+def test_without_lightning_the_error_names_both_packages() -> None:
+    code = (
+        "import sys; sys.modules['lightning'] = None; import strongroom_lightning.pytorch_lightning; "
+        "from strongroom_lightning import StrongroomCheckpoint"
+    )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert child.returncode == 1
     assert "ModuleNotFoundError" in child.stderr
     assert "strongroom[lightning]" in child.stderr
+    assert "strongroom[pytorch-lightning]" in child.stderr
