@@ -309,7 +309,9 @@ def best_of(reader: Checkpointer, *, accept_older: bool) -> int | None:
     if restored is None:
         return None
     there = {checkpoint.step for checkpoint in reader.checkpoints()}
-    return next((step for step in steps_ranked_in(restored.state.get("lightning", {})) if step in there), None)
+    return next(
+        (step for step in steps_ranked_in(restored.state.get("lightning", {})) if step in there), None
+    )
 
 
 def steps_ranked_in(checkpoint: Mapping[str, Any]) -> list[int]:

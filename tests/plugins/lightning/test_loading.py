@@ -236,3 +236,19 @@ def test_only_a_root_and_its_checkpoints_are_taken_for_ours(saved: Any, tmp_path
     step = CheckpointUri.of(f"{checkpoint_folder(root, 2)}/")
     assert step is not None
     assert (step.root, step.step) == (str(root), 2)
+
+
+def test_the_best_of_a_ranked_run_is_loaded(tmp_path: Path, saved: Any) -> None:
+    class Falling(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("figure", abs(self.trainer.global_step - 1.0))  # best at step 2
+            return super().training_step(batch, batch_idx)
+
+    module = Falling(width=5)
+    run(tmp_path / "run", module, monitor="figure")
+    best = Small.load_from_checkpoint(f"strongroom://{tmp_path / 'run'}#best")
+    second = Small.load_from_checkpoint(f"strongroom://{tmp_path / 'run'}#step=2")
+    assert torch.equal(best.net[0].weight, second.net[0].weight)
+    assert not torch.equal(best.net[0].weight, module.net[0].weight)
+    with pytest.raises(CheckpointNotFoundError, match="holds no checkpoint that was ranked"):
+        Small.load_from_checkpoint(f"strongroom://{saved[0]}#best")
