@@ -39,11 +39,19 @@ class Access:
     of the files that it is about to read; on another rank, what it was handed.
     """
 
-    def __init__(self, guard: Guard, ranks: Ranks, timeout_s: float, activity: Activity) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        ranks: Ranks,
+        timeout_s: float,
+        activity: Activity,
+        stand_in: int | None = None,
+    ) -> None:
         # Before the other ranks take this one for dead, who keeps the key is to be named.
         self._within_s = _SHARE * timeout_s
         self._guard = guard
         self._activity = activity
+        self._stand_in = stand_in
         self._sealing = sealing = guard.sealing
         self._ranks = ranks
         self._admitted: OpenedCheckpoint | None = None
@@ -104,7 +112,8 @@ class Access:
         )
         told = {}
         for rank in range(1, self._ranks.world_size):
-            paths = (layout.INDEX, layout.STATE, layout.rank_state_path(rank))
+            own = layout.rank_state_path(opened.owner_for(rank, self._stand_in))
+            paths = (layout.INDEX, layout.STATE, own)
             told[rank] = self._hand(rank, [opened.files[path].path for path in paths if path in opened.files])
         return told
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strongroom.catalog import Checkpoint
+from strongroom.config import check_count
 from strongroom.digest import Digest
 from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import MAX_LAUNCH, MAX_STEP, CheckpointName
@@ -31,11 +32,16 @@ __all__ = [
 
 
 def selection_of(
-    strict: bool, only: str | Sequence[str] | None, rename: Mapping[str, str] | None
+    strict: bool,
+    only: str | Sequence[str] | None,
+    rename: Mapping[str, str] | None,
+    stand_in: int | None = None,
 ) -> Selection:
     """Which part of a checkpoint is restored."""
     patterns = (only,) if isinstance(only, str) else None if only is None else tuple(only)
-    return Selection(strict=strict, only=patterns, rename=dict(rename or {}))
+    if stand_in is not None:
+        check_count("stand_in", stand_in)
+    return Selection(strict=strict, only=patterns, rename=dict(rename or {}), stand_in=stand_in)
 
 
 def check_step(step: Any) -> int:

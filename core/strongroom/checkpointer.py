@@ -818,6 +818,39 @@ class Checkpointer:
         )
         handle.fail(told)
 
+    # --------------------------------------------------------------------------------- confer
+
+    @_alone
+    def confer(
+        self, about: str, say: Callable[[], Any], *, timeout_s: float | None = None
+    ) -> tuple[Any, ...]:
+        """Hear what every rank says about something, in rank order, the same on every rank.
+
+        For what all ranks must decide alike, and each sees a little otherwise: whether an interval by a
+        clock has passed, whether one of them was told to stop. For all ranks, as `save` is.
+
+        Args:
+            about: what it is about, in a word or two; the same on every rank.
+            say: gives this rank's word, of what JSON can hold. What it raises is raised on every rank.
+            timeout_s: how long the others are waited for; None: the checkpointer's own ``timeout_s``.
+
+        Raises:
+            RanksError: another rank is missing, failed, or was asked about something else.
+            ClosedError: the checkpointer was closed.
+        """
+
+        def propose() -> Message:
+            self._check_open()
+            return Message(members={"about": about, "word": say()})
+
+        def decide(said: list[Message]) -> Verdict:
+            check_same_call([f"confer({message.members['about']!r})" for message in said], "conferring")
+            return Verdict(shared=Message(members={"words": [message.members["word"] for message in said]}))
+
+        within_s = self._timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        said, _ = self._ranks.lane("main").agree("conferring", propose, decide, timeout_s=within_s)
+        return tuple(said.members["words"])
+
     # --------------------------------------------------------------------------------- restore
 
     @_alone
@@ -829,6 +862,7 @@ class Checkpointer:
         strict: bool = True,
         only: str | Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
+        stand_in: int | None = None,
         accept_older: bool = False,
         accept_changes: bool = False,
     ) -> Restored | None:
@@ -846,6 +880,8 @@ class Checkpointer:
             strict: whether a name that only one side has is an error.
             only: patterns of names to restore; the rest stays as it is.
             rename: your name or prefix -> the checkpoint's.
+            stand_in: the rank whose own values a rank is given of which the checkpoint holds none, since it
+                was saved by fewer; `Restored.missing` names them all the same. None: it keeps its own.
             accept_older: allow more than ``max_fallback`` damaged checkpoints, and one below the floor
                 of the policy, or of another run than this root had before.
             accept_changes: go on whatever has changed since it was saved; changes are told all the same.
@@ -886,7 +922,7 @@ class Checkpointer:
             self._sources,
             state,
             ready=ready,
-            selection=selection_of(strict, only, rename),
+            selection=selection_of(strict, only, rename, stand_in),
             max_fallback=self._max_fallback,
             accept_older=accept_older,
             guard=self._guard,

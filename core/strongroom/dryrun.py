@@ -155,7 +155,8 @@ def plan_restore(
     problem: StateMismatchError | None = None
     filling = Filling()
     try:
-        filling = match(state, opened.state, opened.rank_state(rank), opened.index, selection)
+        own_values = opened.rank_state(opened.owner_for(rank, selection.stand_in))
+        filling = match(state, opened.state, own_values, opened.index, selection)
     except StateMismatchError as error:
         problem = error
     return RestorePlan(

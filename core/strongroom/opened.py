@@ -169,6 +169,11 @@ class OpenedCheckpoint:
         """Where the checkpoint comes from: the members of ``provenance.json``."""
         return self.document(layout.PROVENANCE, "provenance")
 
+    def owner_for(self, rank: int, stand_in: int | None = None) -> int:
+        """Whose own values a rank is given: its own, or where it stored none those of ``stand_in``."""
+        stored_some = layout.rank_state_path(rank) in self.files
+        return rank if stored_some or stand_in is None else stand_in
+
     def rank_state(self, rank: int) -> dict[str, Json]:
         """One rank's own values by name; empty where it stored none."""
         path = layout.rank_state_path(rank)

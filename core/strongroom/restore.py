@@ -61,7 +61,8 @@ class Restored:
         state: the caller's state, filled; without a template, everything on the CPU.
         skipped: ``(step, reason)`` for every newer checkpoint that was found damaged.
         missing: names of values that each rank has its own of, and of which the checkpoint holds
-            none for this rank, because it was saved by fewer. The caller's stay.
+            none for this rank, because it was saved by fewer. The caller's stay, or those of the rank
+            that stands in are given.
         checkpoint: which checkpoint it was.
         init_from: the root of the other run that it came from; None: this run's own.
         rollback_protection: where the highest verified checkpoint is remembered; ``"none"``: nowhere
@@ -188,7 +189,7 @@ def _restore(
     judge: Judge | None,
     activity: Activity,
 ) -> tuple[Restored, Commit] | None:
-    access = Access(guard, ranks, timeout_s, activity)
+    access = Access(guard, ranks, timeout_s, activity, selection.stand_in)
     course = Course(
         sources,
         access=access,
@@ -360,11 +361,12 @@ class _Reading:
         self._access = access
         self._judge = judge
         self._changes: Sequence[Change] = ()
+        self._borrowed: tuple[str, ...] = ()
         self._touched: set[str] = set()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(self._filling.missing_per_rank)
+        return (*self._filling.missing_per_rank, *self._borrowed)
 
     def is_seen(self) -> bool:
         """Whether this rank sees the checkpoint somewhere."""
@@ -392,11 +394,11 @@ class _Reading:
                         f"{error}{self._undefined.words() or '. Nothing was changed'}",
                         different=error.different,
                     ) from error
-        rank = self._ranks.rank
+        owner = opened.owner_for(self._ranks.rank, self._selection.stand_in)
+        own_values = opened.rank_state(owner)
+        self._borrowed = tuple(own_values) if owner != self._ranks.rank else ()
         try:
-            self._filling = match(
-                self._template, opened.state, opened.rank_state(rank), opened.index, self._selection
-            )
+            self._filling = match(self._template, opened.state, own_values, opened.index, self._selection)
         except StateMismatchError as error:
             raise _extended(error, self._undefined.words() or ". Nothing was changed") from error.__cause__
         uncovered = sorted(self._undefined.in_place - self._filling.in_place)

@@ -19,11 +19,13 @@ class Selection:
         only: patterns (``*``, ``?``, ``[...]``) of names in the caller's state; one that fits a
             container, module or optimizer stands for all that is in it. The rest stays as it is.
         rename: the caller's name or prefix -> the checkpoint's, for moved parameters.
+        stand_in: the rank whose own values a rank is given that stored none; None: nobody's.
     """
 
     strict: bool = True
     only: tuple[str, ...] | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
+    stand_in: int | None = None
 
     def fitting(self, name: str) -> list[str]:
         """The patterns of ``only`` that a name, or something that it lies in, fits."""

@@ -42,6 +42,23 @@ def different_calls(root: Path) -> list[Told]:
         return [outcome, told(lambda: checkpointer.save(6, state_of(6)).result(60).step)]
 
 
+def confer(root: Path) -> list[Any]:
+    """Words of every rank while a save is under way; one that raises; two questions at once; words again."""
+    rank = dist.get_rank()
+    with Checkpointer(root, timeout_s=TIMEOUT_S) as checkpointer:
+        handle = checkpointer.save(1, state_of(1))
+        words = checkpointer.confer("ranks", lambda: {"rank": rank})
+        handle.result(60)
+
+        def raises() -> None:
+            if rank == 2:
+                raise ValueError("no word from here")
+
+        failed = told(lambda: checkpointer.confer("who fails", raises))
+        other = told(lambda: checkpointer.confer("this" if rank else "that", lambda: None))
+        return [words, failed, other, checkpointer.confer("again", lambda: rank)]
+
+
 def different_steps_to_restore(root: Path) -> list[Told]:
     with Checkpointer(root, timeout_s=TIMEOUT_S) as checkpointer:
         for step in (1, 2):

@@ -132,6 +132,25 @@ def load_own(root: Path) -> Any:
     }
 
 
+def load_with_a_stand_in(root: Path) -> Any:
+    """What comes back, into a template and without one, where rank 0 stands in for ranks that were not."""
+    generator = torch.Generator().manual_seed(1000 + rank())
+    state = {"own": PerRank({"position": -1, "seen": torch.zeros(1)}), "generator": PerRank(generator)}
+    with checkpointer(root) as opened:
+        bare = opened.restore(stand_in=0)
+        restored = opened.restore(state, only=["generator", "own.position"], stand_in=0)
+    return {
+        "position": restored.state["own"]["position"],
+        "seed": next(seed for seed in (0, 1, 1000 + rank()) if same_generator(generator, seed)),
+        "bare": (
+            bare.state["own"]["position"],
+            bare.state["own"]["seen"].tolist(),
+            bare.state["deep"]["inner"],
+        ),
+        "missing": sorted(bare.missing),
+    }
+
+
 def same_generator(generator: torch.Generator, seed: int) -> bool:
     return torch.equal(generator.get_state(), torch.Generator().manual_seed(seed).get_state())
 

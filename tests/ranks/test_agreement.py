@@ -52,6 +52,16 @@ def test_different_calls_are_an_error_that_names_them(run: Any, tmp_path: Path) 
     assert [told.step for told in then] == [6] * RANKS
 
 
+def test_every_rank_hears_the_same_words_in_rank_order(crews: Crews, tmp_path: Path) -> None:
+    for rank, (words, failed, other, again) in enumerate(crews.run(jobs.confer, tmp_path, ranks=RANKS)):
+        assert words == tuple({"rank": number} for number in range(RANKS))
+        assert failed.error == ("ValueError" if rank == 2 else "RankFailedError")
+        assert "no word from here" in failed.text
+        assert other.error == "RanksDisagreeError"
+        assert "rank 0 called confer('that') and ranks 1, 2, 3 called confer('this')" in other.text
+        assert again == tuple(range(RANKS))
+
+
 def test_different_steps_to_restore_are_an_error_that_names_them(run: Any, tmp_path: Path) -> None:
     first, then = run(jobs.different_steps_to_restore, tmp_path)
     for told in first:

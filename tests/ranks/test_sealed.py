@@ -152,6 +152,13 @@ def test_each_rank_gets_its_own_values_back(crews: Crews, policy: Path, tmp_path
     check_sealed(tmp_path, policy)
 
 
+def test_another_ranks_values_may_stand_in(crews: Crews, policy: Path, tmp_path: Path) -> None:
+    crews.run(under, policy, state_jobs.save_own, tmp_path, ranks=2)
+    found = crews.run(under, policy, state_jobs.load_with_a_stand_in, tmp_path, ranks=RANKS)
+    assert [one["position"] for one in found] == [0, 10, 0, 0]
+    assert [one["seed"] for one in found] == [0, 1, 0, 0]
+
+
 def test_a_hundredth_of_the_rows_of_a_large_tensor_costs_two_segments(
     crews: Crews, policy: Path, tmp_path: Path
 ) -> None:

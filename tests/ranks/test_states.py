@@ -75,6 +75,22 @@ def test_a_rank_that_there_was_not_keeps_the_callers_values_and_is_told(crews: C
     assert all(one["w"] for one in found)
 
 
+STOOD_IN_FOR = (
+    [(0, [0.0], ["rank 0", 5])] + [(10, [1.0, 1.0], ["rank 1", 5])] + 2 * [(0, [0.0], ["rank 0", 5])]
+)
+
+
+def test_another_ranks_values_may_stand_in_for_those_of_a_rank_that_there_was_not(
+    crews: Crews, tmp_path: Path
+) -> None:
+    crews.run(state_jobs.save_own, tmp_path, ranks=2)
+    found = crews.run(state_jobs.load_with_a_stand_in, tmp_path, ranks=4)
+    assert [one["bare"] for one in found] == STOOD_IN_FOR
+    assert [one["position"] for one in found] == [0, 10, 0, 0]
+    assert [one["seed"] for one in found] == [0, 1, 0, 0]
+    assert [one["missing"] for one in found] == [[], [], OWN, OWN]
+
+
 @pytest.mark.usefixtures("fsdp2_on_cpus")
 def test_what_fsdp_leaves_in_place_after_an_evaluation_is_not_saved_for_the_parameters(
     crews: Crews, tmp_path: Path
