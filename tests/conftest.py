@@ -18,6 +18,10 @@ from hypothesis import settings
 # The conformance suites are tests too, although they are shipped in the package.
 pytest.register_assert_rewrite("strongroom.testing.conformance", "strongroom_security.testing")
 
+# torch looks up the name of each peer that it connects to, and a name server that is slow, or loses the
+# question, holds it up for seconds. Names of this machine are in a file; no test asks for another.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+
 settings.register_profile("default", deadline=None, print_blob=True)
 # The same examples on every run, so that a red run is about the change and not about luck.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
@@ -61,9 +65,13 @@ def _no_callbacks_in_the_way_of_interrupts(request: pytest.FixtureRequest) -> It
 
 
 @pytest.fixture(autouse=True)
-def _no_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A platform's policy on the developer's machine must not reach a test."""
+def _no_policy_and_no_width_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform's policy on the developer's machine must not reach a test, and the width of its terminal.
+
+    pytest loads readline, which tells the width to every process that is started then: its own workers are.
+    """
     monkeypatch.delenv("STRONGROOM_CONFIG", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-# torch looks up the name of each peer that it connects to; where names are slow, for 5 s a time by default.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 from crews import Crews
 from launching import Launcher

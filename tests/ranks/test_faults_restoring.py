@@ -13,7 +13,7 @@ from launching import Launcher
 
 RANKS = 4
 TIMEOUT_S = 2.0
-GRACE_S = 5.0
+GRACE_S = 10.0
 SLOW_S = 4.0
 
 LOOKING = "looking for a checkpoint"

@@ -19,9 +19,9 @@ from launching import Job, Launcher
 
 RANKS = 4
 TIMEOUT_S = 2.0
-GRACE_S = 5.0
+GRACE_S = 10.0
 """What a rank may take besides: here 1 s to hear whom the coordinator missed, 2 s for last words,
-and as much for a machine that is busy with other tests."""
+and the rest for a machine that is busy with other tests."""
 
 SLOW_S = 4.0
 """Longer than the timeout and the longest that anyone waits for word of it."""
@@ -62,7 +62,7 @@ PLACES = {
     # The coordinator is there while the others may still be hearing its last word.
     "staging": Place(at="staging", phases=(WRITING, LOOKING)),
     "writing a shard": Place(at=SHARD, phases=(WRITING, LOOKING)),
-    "writing its document": Place(at=DOCUMENT, phases=(WRITING,)),
+    "writing its document": Place(at=DOCUMENT, phases=(WRITING, LOOKING)),
     "with its part written": Place(at=f"{PART}, after", phases=(WRITING,), ranks=(2,)),
     "before the manifest": Place(at=MANIFEST, phases=(WRITING,), ranks=(0,)),
     "before the commit": Place(at=f"{MANIFEST}, after", phases=(WRITING,), ranks=(0,)),

@@ -41,7 +41,14 @@ def count_keys(channel: Channel) -> int:
     return int(channel._call(lambda store: store.num_keys(), 10.0))
 
 
-def soon(seconds: float = 1.0) -> float:
+LONG_S = 30.0
+"""Far longer than anything here takes, on whatever machine."""
+
+SILENCE_S = 10.0
+"""How long an answer is waited for where no shorter time was asked for; and each try to connect."""
+
+
+def soon(seconds: float = LONG_S) -> float:
     return time.monotonic() + seconds
 
 
@@ -52,7 +59,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
     def share(data: bytes | None) -> bytes:
         if data is not None:
             address.set_result(data)
-        return address.result(10)
+        return address.result(LONG_S)
 
     first = open_channel(0, 2, share)
     second = open_channel(1, 2, share)
@@ -96,7 +103,7 @@ def test_a_value_of_any_size_comes_whole_and_goes_without_a_trace(
 def test_a_value_that_comes_late_is_waited_for(pair: tuple[Channel, Channel]) -> None:
     first, second = pair
     threading.Timer(0.5, first.post, ("a", b"x")).start()
-    assert second.read("a", until=soon(20), missing=gone) == b"x"
+    assert second.read("a", until=soon(), missing=gone) == b"x"
 
 
 def test_what_does_not_come_is_named(pair: tuple[Channel, Channel]) -> None:
@@ -132,7 +139,7 @@ def test_waits_that_run_out_while_the_value_comes_lose_nothing(pair: tuple[Chann
             assert second.read(key, until=soon(0.002), missing=gone) == b"%d" % number
         except RanksMissingError:
             timer.join()
-            assert second.read(key, until=soon(5), missing=gone) == b"%d" % number
+            assert second.read(key, until=soon(), missing=gone) == b"%d" % number
         timer.join()
 
 
@@ -153,7 +160,7 @@ def test_a_coordinator_that_died_is_known_at_once_and_for_good(remote: Any) -> N
         with pytest.raises(RanksMissingError, match="has lost rank 0"):
             beside.add("n", 1)
         assert not channel.is_answering
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SILENCE_S
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals that stop a process")
@@ -171,15 +178,15 @@ def test_a_coordinator_that_is_stopped_holds_nobody_up_for_longer_than_was_meant
         began = time.monotonic()
         with pytest.raises(RanksMissingError, match="does not answer"):
             call()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SILENCE_S
     assert not channel.is_answering
     # A word may be left for when it wakes, without a wait.
     channel.post("left", b"word", within_s=0)
     os.kill(process.pid, signal.SIGCONT)
     other = meet()
-    assert other.read("left", until=soon(20), missing=gone) == b"word"
+    assert other.read("left", until=soon(), missing=gone) == b"word"
     # Who gave up goes on with it too.
-    assert channel.read("there", until=soon(20), missing=gone) == b"yes"
+    assert channel.read("there", until=soon(), missing=gone) == b"yes"
     assert channel.is_answering
 
 
@@ -211,7 +218,7 @@ def test_a_coordinator_whose_channel_was_dropped_unclosed_still_serves_the_other
     def share(data: bytes | None) -> bytes:
         if data is not None:
             address.set_result(data)
-        return address.result(10)
+        return address.result(LONG_S)
 
     first = open_channel(0, 2, share)
     second = open_channel(1, 2, share)
@@ -240,7 +247,7 @@ def test_where_nobody_listens_that_is_said_and_at_once() -> None:
     with pytest.raises(RanksMissingError, match=f"port {port} and cannot be reached") as told:
         open_channel(1, 2, lambda _: json.dumps(address).encode())
     assert told.value.ranks == (0,)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SILENCE_S
 
 
 def test_where_something_else_listens_that_is_said() -> None:
@@ -261,7 +268,7 @@ def test_a_channel_that_nobody_holds_ends_its_thread() -> None:
     channel: Channel | None = open_channel(0, 2, lambda data: address.append(data or b"") or b"")  # type: ignore[func-returns-value]
     other: Channel | None = open_channel(1, 2, lambda _: address[0])
     del channel, other
-    until = soon(5)
+    until = soon()
     while time.monotonic() < until and any(t.name == "strongroom-ranks" for t in threading.enumerate()):
         time.sleep(0.01)
     assert not [thread for thread in threading.enumerate() if thread.name == "strongroom-ranks"]

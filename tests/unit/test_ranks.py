@@ -31,6 +31,9 @@ from strongroom.rounds import name_calls
 
 Act = Callable[[Ranks], Any]
 
+LONG_S = 30.0
+"""Far longer than anything here takes, on whatever machine."""
+
 
 def job(world_size: int) -> list[Ranks]:
     """Ranks that meet over a future instead of a process group."""
@@ -39,7 +42,7 @@ def job(world_size: int) -> list[Ranks]:
     def share(data: bytes | None) -> bytes:
         if data is not None:
             address.set_result(data)
-        return address.result(10)
+        return address.result(LONG_S)
 
     def meeting(rank: int) -> Callable[[float], Channel]:
         return lambda _: open_channel(rank, world_size, share)
@@ -178,7 +181,7 @@ def test_ranks_that_do_not_come_are_named_with_the_phase_and_all_meet_again(thre
     run(three, agree)
     began = time.monotonic()
     outcomes = run(three, lambda one: agree(one, timeout_s=0.5), lambda one: agree(one, timeout_s=0.5), str)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < LONG_S / 2
     for outcome in outcomes[:2]:
         assert isinstance(outcome, RanksMissingError)
         assert (outcome.ranks, outcome.phase) == ((2,), "adding")
@@ -201,7 +204,7 @@ def test_a_coordinator_that_does_not_come_is_named_and_all_meet_again(three: lis
 
 def test_who_waits_for_a_coordinator_that_waits_for_another_names_that_one(three: list[Ranks]) -> None:
     def late(one: Ranks) -> Any:
-        time.sleep(1.2)  # longer than rank 1 waits, shorter than both
+        time.sleep(0.3)  # it comes while rank 1 waits, and goes on for longer
         return agree(one, timeout_s=2)
 
     outcomes = run(three[:2], late, lambda one: agree(one, timeout_s=0.7))
@@ -220,8 +223,13 @@ def test_a_failure_is_told_beside_the_rank_that_is_missing(three: list[Ranks]) -
 
 def test_different_calls_are_told_at_once_and_all_meet_again(three: list[Ranks]) -> None:
     began = time.monotonic()
-    outcomes = run(three, agree, agree, lambda one: agree(one, phase="subtracting"))
-    assert time.monotonic() - began < 3
+    outcomes = run(
+        three,
+        lambda one: agree(one, timeout_s=LONG_S),
+        lambda one: agree(one, timeout_s=LONG_S),
+        lambda one: agree(one, phase="subtracting", timeout_s=LONG_S),
+    )
+    assert time.monotonic() - began < LONG_S / 2
     for outcome in outcomes:
         assert isinstance(outcome, RanksDisagreeError)
         assert outcome.ranks == (2,)
@@ -232,6 +240,7 @@ def test_different_calls_are_told_at_once_and_all_meet_again(three: list[Ranks])
 def test_one_that_gave_up_after_it_had_proposed_stops_the_decision(three: list[Ranks]) -> None:
     """As where an interrupt comes while it waits."""
     decided = []
+    has_given_up = threading.Event()
 
     class GiveUpError(Exception):
         pass
@@ -246,10 +255,13 @@ def test_one_that_gave_up_after_it_had_proposed_stops_the_decision(three: list[R
             raise GiveUpError("enough")
 
         channel.read = interrupted  # type: ignore[method-assign]
-        return agree(one)
+        try:
+            return agree(one)
+        finally:
+            has_given_up.set()
 
     def slow(one: Ranks) -> Any:
-        time.sleep(0.3)
+        assert has_given_up.wait(LONG_S)
         return agree(one)
 
     def lead(one: Ranks) -> Any:
@@ -273,17 +285,25 @@ def test_one_that_gave_up_after_it_had_proposed_stops_the_decision(three: list[R
 def test_who_gives_up_during_the_decision_undoes_it_unless_it_is_final(
     three: list[Ranks], is_final: bool
 ) -> None:
+    has_given_up = threading.Event()
+
+    def impatient(one: Ranks) -> Any:
+        try:
+            return agree(one, timeout_s=0.5)
+        finally:
+            has_given_up.set()
+
     def lead(one: Ranks) -> Any:
         def decide(said: list[Message]) -> Verdict:
-            time.sleep(2.5)  # longer than rank 1 waits
+            assert has_given_up.wait(LONG_S)
             return total(said)
 
         said, _ = one.lane("main").agree(
-            "adding", propose(0), decide, timeout_s=10, is_final=is_final, linger_s=1
+            "adding", propose(0), decide, timeout_s=LONG_S, is_final=is_final, linger_s=1
         )
         return said.members["total"]
 
-    first, second, third = run(three, lead, lambda one: agree(one, timeout_s=0.5), agree)
+    first, second, third = run(three, lead, impatient, lambda one: agree(one, timeout_s=LONG_S))
     assert isinstance(second, RanksMissingError)
     assert second.ranks == (0,)
     if is_final:
@@ -297,13 +317,15 @@ def test_who_gives_up_during_the_decision_undoes_it_unless_it_is_final(
 def test_a_coordinator_that_was_stopped_for_too_long_decides_nothing(three: list[Ranks]) -> None:
     """Those who gave up could not say so: its store was stopped with it."""
     run(three, agree)
+    have_given_up = [threading.Event(), threading.Event()]
 
     def stopped(one: Ranks) -> Any:
         channel = one.lane("main").open()
         read_all = channel.read_all
 
         def late(*arguments: Any, **options: Any) -> list[bytes]:
-            time.sleep(2.5)
+            time.sleep(2.5)  # beyond the second that it is given, and the one of grace
+            assert all(each.wait(LONG_S) for each in have_given_up)
             return read_all(*arguments, **options)
 
         channel.read_all = late  # type: ignore[method-assign]
@@ -325,6 +347,7 @@ def test_a_coordinator_that_was_stopped_for_too_long_decides_nothing(three: list
             return agree(one, timeout_s=0.2)
         finally:
             del channel.post
+            have_given_up[one.rank - 1].set()
 
     first, *others = run(three, stopped, mute, mute)
     assert type(first) is RanksError
@@ -355,15 +378,15 @@ def test_time_counts_from_the_start_where_the_proposal_is_the_work(three: list[R
 
     def act(one: Ranks) -> Any:
         def work() -> Message:
-            time.sleep(0.8 if one.rank == 0 else 0)
+            time.sleep(1.5 if one.rank == 0 else 0)
             return Message(members={"value": 1})
 
-        return one.lane("main").agree("working", work, total, timeout_s=1, is_work=True)
+        return one.lane("main").agree("working", work, total, timeout_s=2, is_work=True)
 
     began = time.monotonic()
     outcomes = run(three[:2], act)
     assert all(isinstance(outcome, RanksMissingError) and outcome.ranks == (2,) for outcome in outcomes)
-    assert time.monotonic() - began < 1.6
+    assert time.monotonic() - began < 1.5 + 2
 
 
 def test_rounds_leave_nothing_in_the_store_for_ever(three: list[Ranks]) -> None:
@@ -443,7 +466,7 @@ def test_the_coordinator_waits_at_the_end_for_those_who_live(three: list[Ranks])
     threading.Timer(0.5, three[1].part, (1.0,)).start()
     threading.Timer(0.2, three[2].part, (1.0,)).start()
     three[0].part(10.0)
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 10
 
 
 def test_the_coordinator_does_not_wait_at_the_end_for_those_who_were_missing(three: list[Ranks]) -> None:
@@ -451,8 +474,8 @@ def test_the_coordinator_does_not_wait_at_the_end_for_those_who_were_missing(thr
     run(three[:2], lambda one: agree(one, timeout_s=0.2))
     three[1].part(1.0)
     began = time.monotonic()
-    three[0].part(10.0)
-    assert time.monotonic() - began < 5
+    three[0].part(LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
 
 
 def test_a_fork_leaves_its_parents_connections_alone(three: list[Ranks]) -> None:
@@ -475,7 +498,7 @@ def test_no_thread_and_no_port_stay_once_all_have_left() -> None:
     run(ranks, agree)
     run(ranks, lambda one: one.lane("background").open(5) and None)
     run(ranks, lambda one: one.part(5.0))
-    until = time.monotonic() + 5
+    until = time.monotonic() + LONG_S
     while time.monotonic() < until and any(t.name == "strongroom-ranks" for t in threading.enumerate()):
         time.sleep(0.01)
     assert not [thread for thread in threading.enumerate() if thread.name == "strongroom-ranks"]
@@ -497,7 +520,7 @@ def test_an_interrupt_is_noticed_at_once_and_told() -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         agree(ranks[0], timeout_s=60)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LONG_S
     thread.join()
     assert isinstance(other.result(), RankFailedError)
     assert "KeyboardInterrupt" in str(other.result())
