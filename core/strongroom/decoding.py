@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+import strongroom.standins  # noqa: F401  every reader knows them: they are the product's own
 from strongroom import canonical
 from strongroom.atoms import ATOM_TAGS, Atom, MalformedError, Node, UnavailableError, read_atom
 from strongroom.errors import FormatError, StateMismatchError

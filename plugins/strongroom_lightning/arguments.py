@@ -12,6 +12,7 @@ from strongroom import OnChange, Tier
 from strongroom.errors import ConfigError
 from strongroom.resume import ResumeMode, SaveIntervals
 from strongroom.resume.mode import check_resume_mode
+from strongroom_lightning.encoding import Unencodable, check_unencodable
 from strongroom_lightning.label import Label
 from strongroom_lightning.ranking import RankingRule
 
@@ -40,6 +41,7 @@ class Arguments:
         verbose: whether it is said what each ranked save came to.
         resume: whether the first fit takes up what is there.
         accept_older: going back further than usual is meant.
+        unencodable: what becomes of values without an encoding.
         provenance: what the user says of the run.
         options: what a `strongroom.Checkpointer` of the run's root is told.
     """
@@ -54,6 +56,7 @@ class Arguments:
     verbose: bool
     resume: ResumeMode
     accept_older: bool
+    unencodable: Unencodable
     provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,6 +94,7 @@ class Arguments:
         reserve_bytes: int,
         scatter: int | None,
         accept_older: bool,
+        unencodable: str,
     ) -> Arguments:
         """Check what the callback was given.
 
@@ -117,6 +121,7 @@ class Arguments:
             verbose=verbose,
             resume=check_resume_mode(resume),
             accept_older=accept_older,
+            unencodable=check_unencodable(unencodable),
             provenance=provenance,
             options={
                 "security": security,

@@ -90,11 +90,14 @@ class Checkpointing(Attributes):
         scatter: over how many folders a checkpoint's shards are spread, for a bucket; None: over none.
         accept_older: resume although more than ``max_fallback`` checkpoints are damaged, or the root is an
             older one than the policy's floor remembers. For one start, once it is known why.
+        unencodable: what becomes of hyper-parameters and states of callbacks that no checkpoint can hold,
+            such as functions: ``"warn"`` names them once and saves the rest, ``"refuse"`` is an error.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
         StateMismatchError: from ``fit``: the checkpoint does not fit the model or its optimizers.
-        StateEncodingError: from ``fit``: hyper-parameters, callbacks or hooks hold what has no safe encoding.
+        StateEncodingError: from ``fit``: hyper-parameters, callbacks or hooks hold what has no safe encoding,
+            and ``unencodable="refuse"``.
     """
 
     namespace: ClassVar[Namespace]
@@ -134,6 +137,7 @@ class Checkpointing(Attributes):
         reserve_bytes: int = 0,
         scatter: int | None = None,
         accept_older: bool = False,
+        unencodable: Literal["warn", "refuse"] = "warn",
     ) -> None:
         super().__init__()
         self._arguments = Arguments.of(
@@ -167,6 +171,7 @@ class Checkpointing(Attributes):
             reserve_bytes=reserve_bytes,
             scatter=scatter,
             accept_older=accept_older,
+            unencodable=unencodable,
         )
         self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}

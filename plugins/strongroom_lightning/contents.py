@@ -11,21 +11,20 @@ Model and optimizers are handed to the core as themselves. The rest is what `dum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 
 from strongroom import PerRank
 from strongroom.errors import StateMismatchError
-from strongroom.resume import DataPosition, RngState
+from strongroom.resume import DataPosition, RngState, described
 
 __all__ = [
     "check_fits",
     "gather",
     "hyper_parameters",
     "in_lightnings_form",
-    "known_at_start",
     "not_ours",
     "restored_parts",
 ]
@@ -36,8 +35,15 @@ _PARTS: Final = ("model", "lightning")
 _NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")
 
 
-def gather(trainer: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The state to save, position and random states aside, and the states of loaders that keep their own."""
+def gather(
+    trainer: Any, encoded: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The state to save, position and random states aside, and the states of loaders that keep their own.
+
+    Args:
+        trainer: Lightning's.
+        encoded: replaces what cannot be stored of Lightning's own part and the users' values in it.
+    """
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     model_state = checkpoint.pop("state_dict")
     del checkpoint["optimizer_states"]  # references; the core names and copies the optimizers' state itself
@@ -45,31 +51,18 @@ def gather(trainer: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
     model = module if _is_same(model_state, module.state_dict()) else model_state
+    checkpoint = encoded(checkpoint)
     rest = checkpoint if trainer.world_size == 1 else PerRank(checkpoint)
     state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": rest}
     return state, tuple(loader_states)
 
 
-def known_at_start(trainer: Any) -> dict[str, Any]:
-    """Those parts of "lightning" that exist before the first step and are the user's: no hook is called."""
-    known: dict[str, Any] = {
-        "callbacks": {
-            callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
-        },
-        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
-    }
-    for owner in (trainer.lightning_module, trainer.datamodule):
-        if owner is not None and owner.hparams:
-            known[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
-    return {"lightning": known}
-
-
 def hyper_parameters(trainer: Any) -> dict[str, Any]:
-    """Those that the module and the datamodule have saved (``save_hyperparameters()``), together."""
+    """For records: what the module and the datamodule have saved (``save_hyperparameters()``), together."""
     found: dict[str, Any] = {}
     for owner in (trainer.datamodule, trainer.lightning_module):
         if owner is not None:
-            found.update(owner.hparams)
+            found.update(described(owner.hparams))
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from strongroom.errors import ConfigError
+from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.loading import read
 from strongroom_lightning.uri import SCHEME, CheckpointUri
 
@@ -38,8 +39,9 @@ class StrongroomFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec 
                 f"{SCHEME}{path} cannot be opened for writing: StrongroomCheckpoint saves "
                 f"checkpoints, and so does trainer.save_checkpoint where the Trainer has one"
             )
+        checkpoint = in_programs_values(read(_uri(path)), None)
         file = io.BytesIO()
-        torch.save(read(_uri(path)), file)  # noqa: TID251 - into memory, for torch.load in this process
+        torch.save(checkpoint, file)  # noqa: TID251 - into memory, for torch.load in this process
         file.seek(0)
         return file
 

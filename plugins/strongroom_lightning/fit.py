@@ -10,13 +10,14 @@ from typing import Any, Final, TypeVar
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from strongroom import Checkpointer, PerRank, tree
+from strongroom import Checkpointer, PerRank
 from strongroom.errors import ConfigError
 from strongroom.handle import SaveHandle
 from strongroom.resume import DataPosition, LastSave, Moment, RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.data import TrainingData
+from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Measured, Ranking
 
@@ -71,6 +72,7 @@ class Fit:
         self._is_tuning = is_tuning
         self._clock = clock
         self._data = TrainingData(trainer.fit_loop)
+        self._encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
         self.left_at = left_at
         self.is_restoring = False
@@ -122,7 +124,7 @@ class Fit:
     def _run_start(self, original: Callable[[], None]) -> Callable[[], None]:
         def on_run_start() -> None:
             original()  # every on_train_start hook included
-            tree.capture(contents.known_at_start(self._trainer), rank=0)
+            self._encoding.check(self._trainer)
             self._intervals = replace(
                 self._intervals,
                 after_validation=seam.saves_after_validation(
@@ -275,7 +277,7 @@ class Fit:
     def _save(self, moment: Moment) -> SaveHandle | None:
         data = self._data
         rng = data.random_state()
-        state, loader_states = contents.gather(self._trainer)
+        state, loader_states = contents.gather(self._trainer, self._encoding.of)
         data.put_back(rng)  # a hook may draw; saving must not change the run
         position = data.position(loader_states)
         if position is None:

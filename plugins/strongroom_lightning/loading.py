@@ -22,6 +22,7 @@ from strongroom.errors import CheckpointNotFoundError, ConfigError, StateMismatc
 from strongroom.loading import load
 from strongroom.restore import Restored
 from strongroom_lightning import contents
+from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import steps_ranked_in
 from strongroom_lightning.uri import CheckpointUri
@@ -34,29 +35,30 @@ _MODEL_ALONE: Final = ("model", "lightning")
 
 def teach(namespace: Namespace) -> None:
     """Let a package of Lightning read our checkpoints where it reads its own; harmless when repeated."""
-    fabric = "lightning.fabric" if namespace.package == "lightning.pytorch" else "lightning_fabric"
     for module, keys in (
         (f"{namespace.package}.core.saving", _MODEL_ALONE),
-        (f"{fabric}.plugins.io.torch_io", None),
+        (f"{namespace.fabric}.plugins.io.torch_io", None),
     ):
         reader: Any = importlib.import_module(module)
         original = getattr(reader, "pl_load", None)
         # Where a later Lightning has it no more, there is still the file system.
         if original is not None and not hasattr(original, "__wrapped__"):
-            reader.pl_load = _or_ours(original, keys)
+            reader.pl_load = _or_ours(original, keys, namespace)
     # As this distribution's entry point says, for where its metadata are not installed.
     fsspec.register_implementation(
         "strongroom", "strongroom_lightning.filesystem.StrongroomFileSystem", clobber=True
     )
 
 
-def _or_ours(original: Callable[..., Any], keys: tuple[str, ...] | None) -> Callable[..., Any]:
+def _or_ours(
+    original: Callable[..., Any], keys: tuple[str, ...] | None, namespace: Namespace
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def pl_load(path_or_url: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         uri = CheckpointUri.of(path_or_url)
         if uri is None:
             return original(path_or_url, map_location, *args, **kwargs)
-        return _moved(read(uri, keys), map_location)
+        return _moved(in_programs_values(read(uri, keys), namespace), map_location)
 
     return pl_load
 

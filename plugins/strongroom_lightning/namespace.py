@@ -20,10 +20,12 @@ class Namespace:
 
     Attributes:
         package: where its public classes are imported from.
+        fabric: the package of what it shares with Lightning Fabric.
         distribution: what one installs, and the extra of Strongroom that brings it.
     """
 
     package: str
+    fabric: str
     distribution: str
 
     @cached_property
@@ -41,6 +43,12 @@ class Namespace:
         """Its strategies."""
         return importlib.import_module(f"{self.package}.strategies")
 
+    @cached_property
+    def attribute_dicts(self) -> tuple[Any, ...]:
+        """Its classes of what ``self.hparams`` is."""
+        modules = (f"{self.fabric}.utilities.data", f"{self.package}.utilities.parsing")
+        return tuple(importlib.import_module(module).AttributeDict for module in modules)
+
     @property
     def version(self) -> str:
         return str(self.root.__version__)
@@ -53,5 +61,7 @@ class Namespace:
         )
 
 
-LIGHTNING: Final = Namespace(package="lightning.pytorch", distribution="lightning")
-PYTORCH_LIGHTNING: Final = Namespace(package="pytorch_lightning", distribution="pytorch-lightning")
+LIGHTNING: Final = Namespace(package="lightning.pytorch", fabric="lightning.fabric", distribution="lightning")
+PYTORCH_LIGHTNING: Final = Namespace(
+    package="pytorch_lightning", fabric="lightning_fabric", distribution="pytorch-lightning"
+)

@@ -18,6 +18,7 @@ from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityErr
 from strongroom.resume import plan_resume
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
+from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Ranking, best_of
@@ -162,9 +163,10 @@ class Resuming:
         for step, reason in restored.skipped:
             rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
         rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
-        self._restored, position, rng = contents.restored_parts(
+        found, position, rng = contents.restored_parts(
             restored.state, restored.step, root, resumes=self._fit is not None
         )
+        self._restored = in_programs_values(found, self._namespace, self._trainer)
         if self._fit is not None:
             if position is None:
                 rank_zero_warn(

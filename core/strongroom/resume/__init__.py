@@ -3,18 +3,21 @@
 `rng` captures and restores random number generators; `position` says where in the data a run stood and
 brings an iterator back there; `intervals` decides when to save; `mode` decides whether to restore.
 `preemption` is told that a run must end soon, `stopping` agrees among ranks where, `requeue` lets Slurm begin
-it again, `failing` says whether a run that failed can still be saved. Nothing here reads or writes a
-checkpoint, and nothing here knows Lightning, Composer, Accelerate or the Hugging Face Trainer: a front end
-translates its framework's events into these terms.
+it again, `failing` says whether a run that failed can still be saved. `losses` finds what cannot be stored
+before a save, and `rebuilding` deals with it after a restore. Nothing here reads or writes a checkpoint, and
+nothing here knows Lightning, Composer, Accelerate or the Hugging Face Trainer: a front end translates its
+framework's events into these terms.
 """
 
 from __future__ import annotations
 
 from strongroom.resume.failing import agree_to_save
 from strongroom.resume.intervals import LastSave, Moment, SaveDecision, SaveIntervals
+from strongroom.resume.losses import Loss, encodable
 from strongroom.resume.mode import ResumeMode, ResumePlan, plan_resume
 from strongroom.resume.position import DataPosition, replay
 from strongroom.resume.preemption import NoticeWatch, SpotNotice, StopNotice, StopSignals, check_signals
+from strongroom.resume.rebuilding import described, has_stand_ins, rebuild
 from strongroom.resume.requeue import requeue, slurm_job
 from strongroom.resume.rng import Generator, RngState, generators_of
 from strongroom.resume.stopping import StopVote
@@ -23,6 +26,7 @@ __all__ = [
     "DataPosition",
     "Generator",
     "LastSave",
+    "Loss",
     "Moment",
     "NoticeWatch",
     "ResumeMode",
@@ -36,8 +40,12 @@ __all__ = [
     "StopVote",
     "agree_to_save",
     "check_signals",
+    "described",
+    "encodable",
     "generators_of",
+    "has_stand_ins",
     "plan_resume",
+    "rebuild",
     "replay",
     "requeue",
     "slurm_job",

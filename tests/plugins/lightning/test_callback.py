@@ -307,7 +307,7 @@ def test_hyper_parameters_without_safe_encoding_are_an_error_at_the_start(
 ) -> None:
     module = net(options={"loss": torch.nn.functional.mse_loss})
     with pytest.raises(StateEncodingError, match=r"\['hyper_parameters'\]\['options'\]\['loss'\]"):
-        fit(module=lambda: module)
+        fit(module=lambda: module, checkpoint={"unencodable": "refuse"})
     assert module.losses == []
     assert not root.exists()
 
@@ -336,7 +336,7 @@ def test_a_hook_that_adds_what_cannot_be_encoded_is_named(fit: Any, net: Any) ->
             checkpoint["mine"] = object()
 
     with pytest.raises(StateEncodingError, match=r"state\['lightning'\]\['mine'\]"):
-        fit(module=Hooked)
+        fit(module=Hooked, checkpoint={"unencodable": "refuse"})
 
 
 def test_a_hook_may_leave_weights_out(fit: Any, root: Path, net: Any) -> None:
