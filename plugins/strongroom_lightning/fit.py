@@ -250,7 +250,7 @@ class Fit:
         )
         if seam.has_validated(self._trainer):
             raise ConfigError(told)
-        if moment.is_epoch_end and not self._has_warned:
+        if moment.is_epoch_end and not self._trainer.enable_validation and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(f"Strongroom: {told}")
 

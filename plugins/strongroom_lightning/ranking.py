@@ -91,7 +91,7 @@ class Measured:
 
     Attributes:
         score: its value, where it was measured on the weights as they are.
-        is_missing: nothing of that name was ever logged.
+        is_missing: nothing of that name was logged in all of the run.
         problem: why its value is none to rank by.
     """
 
@@ -157,7 +157,8 @@ class Ranking:
             return Measured()
         value = metrics.get(monitor)
         if value is None:
-            return Measured(is_missing=True)
+            # Lightning forgets what was logged before a resume; that it was is known from the checkpoint.
+            return Measured(is_missing=self._current is None)
         if value is self._seen:
             return Measured()
         self._seen = value
