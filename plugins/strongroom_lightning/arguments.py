@@ -12,6 +12,7 @@ from strongroom import OnChange, Tier
 from strongroom.errors import ConfigError
 from strongroom.resume import ResumeMode, SaveIntervals
 from strongroom.resume.mode import check_resume_mode
+from strongroom.resume.skipping import SkipMode, check_skip_mode
 from strongroom_lightning.encoding import Unencodable, check_unencodable
 from strongroom_lightning.label import Label
 from strongroom_lightning.ranking import RankingRule
@@ -40,6 +41,8 @@ class Arguments:
         save_on_exception: whether a run that ends by an exception is saved.
         verbose: whether it is said what each ranked save came to.
         resume: whether the first fit takes up what is there.
+        skip: how a resume inside an epoch passes over the batches that were trained on.
+        running_metrics: means that are being formed, and the metrics' states, are part of a checkpoint.
         accept_older: going back further than usual is meant.
         unencodable: what becomes of values without an encoding.
         provenance: what the user says of the run.
@@ -55,6 +58,8 @@ class Arguments:
     save_on_exception: bool
     verbose: bool
     resume: ResumeMode
+    skip: SkipMode
+    running_metrics: bool
     accept_older: bool
     unencodable: Unencodable
     provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
@@ -79,6 +84,8 @@ class Arguments:
         every_n_epochs: int | None,
         train_time_interval: timedelta | None,
         resume: str,
+        skip: str,
+        running_metrics: bool,
         keep: int | None,
         security: Any,
         digest: str | None,
@@ -120,6 +127,8 @@ class Arguments:
             save_on_exception=save_on_exception,
             verbose=verbose,
             resume=check_resume_mode(resume),
+            skip=check_skip_mode(skip),
+            running_metrics=running_metrics,
             accept_older=accept_older,
             unencodable=check_unencodable(unencodable),
             provenance=provenance,

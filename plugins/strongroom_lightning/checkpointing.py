@@ -68,6 +68,12 @@ class Checkpointing(Attributes):
         verbose: say of each ranked save which place it took.
         resume: ``"auto"`` resumes where there is a checkpoint, ``"must"`` makes its absence an error,
             ``"never"`` begins anew and leaves what is there alone. Only the first fit of a Trainer resumes.
+        skip: how a resume inside an epoch passes over the batches that were trained on: ``"read"`` reads them
+            again, ``"sampler"`` advances the sampler alone, which costs nothing and is inexact where reading
+            itself draws or remembers (map-style data; others are read again, and that is told).
+        running_metrics: keep the means that ``self.log`` is forming, and the states of torchmetrics, so that
+            a resume inside an epoch ends it with the same epoch means. False leaves them out: for metrics
+            that collect all predictions.
         keep: how many of the newest checkpoints stay, to resume from. None: all; where ``monitor`` or
             ``save_top_k`` lets some go, one.
         security: a policy, or its file; None reads ``STRONGROOM_CONFIG``.
@@ -122,6 +128,8 @@ class Checkpointing(Attributes):
         enable_version_counter: bool = True,
         verbose: bool = False,
         resume: Literal["auto", "never", "must"] = "auto",
+        skip: Literal["read", "sampler"] = "read",
+        running_metrics: bool = True,
         keep: int | None = None,
         security: Any = None,
         digest: Literal["blake3", "sha256"] | None = None,
@@ -156,6 +164,8 @@ class Checkpointing(Attributes):
             every_n_epochs=every_n_epochs,
             train_time_interval=train_time_interval,
             resume=resume,
+            skip=skip,
+            running_metrics=running_metrics,
             keep=keep,
             security=security,
             digest=digest,

@@ -3,7 +3,8 @@
 ::
 
     {"model": the LightningModule, "optimizers": [its optimizers], "lightning": all else that Lightning
-     puts into a checkpoint, "position": where the data stood, "rng": the random states}
+     puts into a checkpoint, "position": where the data stood, "rng": the random states,
+     "metrics": what was measured so far, unless it is left out}
 
 Model and optimizers are handed to the core as themselves. The rest is what `dump_checkpoint` gives, so that
 ``on_save_checkpoint`` hooks run in Lightning's order, see the whole dictionary and may change it.
@@ -68,8 +69,9 @@ def hyper_parameters(trainer: Any) -> dict[str, Any]:
 
 def restored_parts(
     state: Mapping[str, Any], step: int, root: str, *, resumes: bool
-) -> tuple[dict[str, Any], DataPosition | None, RngState | None]:
-    """Take a restored state apart: the checkpoint in Lightning's form, the position, the random states.
+) -> tuple[dict[str, Any], DataPosition | None, RngState | None, Mapping[str, Any] | None]:
+    """Take a restored state apart: the checkpoint in Lightning's form, the position, the random states, and
+    what was measured so far, where it is there.
 
     Position and random states are None where the checkpoint holds the model alone, the position also where it
     was saved by hand while a step was under way.
@@ -97,6 +99,7 @@ def restored_parts(
         in_lightnings_form(state),
         None if position is None else DataPosition.from_state(position),
         None if rng is None else RngState.from_state(rng),
+        state.get("metrics"),
     )
 
 

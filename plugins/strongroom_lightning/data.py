@@ -14,10 +14,18 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom.errors import ConfigError
-from strongroom.resume import DataPosition, RngState, replay
+from strongroom.resume import (
+    DataPosition,
+    RngState,
+    SkipMode,
+    dataset_states,
+    load_dataset_states,
+    reason_to_read,
+    replay,
+)
 from strongroom_lightning import seam
 
-__all__ = ["TrainingData"]
+__all__ = ["TrainingData", "tell_of_differences"]
 
 
 class TrainingData:
@@ -25,11 +33,13 @@ class TrainingData:
 
     Args:
         fit_loop: Lightning's.
+        skip: how a resume passes over the batches that were trained on.
     """
 
-    def __init__(self, fit_loop: Any) -> None:
+    def __init__(self, fit_loop: Any, skip: SkipMode) -> None:
         self._fit_loop = fit_loop
-        self._made_from: RngState | None = None
+        self._skip = skip
+        self._made_from: tuple[RngState, tuple[Any, ...]] | None = None
         self._epoch: DataPosition | None = None
         self._batches_before = 0  # counted by Lightning, but not taken from this epoch's iterator
         self._resume_from: tuple[DataPosition, RngState] | None = None
@@ -37,6 +47,11 @@ class TrainingData:
     def resume_from(self, position: DataPosition, rng: RngState) -> None:
         """Let the fit that is being set up go on from here."""
         self._resume_from = (position, rng)
+
+    @property
+    def _loaders(self) -> list[Any]:
+        combined = self._fit_loop._combined_loader
+        return [] if combined is None else list(combined.flattened)
 
     @property
     def is_resuming_inside_epoch(self) -> bool:
@@ -51,7 +66,7 @@ class TrainingData:
 
     def loaders_are_ready(self) -> None:
         """Lightning is about to make an iterator while it sets up."""
-        self._made_from = self.random_state()
+        self._made_from = self.random_state(), dataset_states(self._loaders)
 
     def training_begins(self) -> None:
         """Set-up is over: what it drew is undone, and the run is where its checkpoint was taken."""
@@ -60,7 +75,16 @@ class TrainingData:
         position, rng = self._resume_from
         if position.batches == 0:
             seam.settle(self._fit_loop)
-        _warn_of(self.put_back(rng))
+            seam.load_states_between_epochs(self._fit_loop, position.loader_states)
+        seam.remember_reload(self._fit_loop, position.epoch, is_inside=position.batches > 0)
+        tell_of_differences(self.put_back(rng))
+        if position.epoch and not position.makes_workers and seam.has_persistent_workers(self._fit_loop):
+            rank_zero_warn(
+                "Strongroom: the loader has persistent workers, whose random states nothing outside of them "
+                "can read: the order of the samples is the uninterrupted run's, what is drawn inside the "
+                "workers is not; draw it from a generator seeded by epoch and index, or leave "
+                "persistent_workers off"
+            )
 
     def epoch_begins(self, fetcher: Any, go_on: Callable[[Any], None]) -> None:
         """Lightning is about to use an epoch's iterator; ``go_on`` is its own preparation for that."""
@@ -75,28 +99,39 @@ class TrainingData:
             go_on(fetcher)
             self._return_to(fetcher, *resume_from)
             return
-        before = self.random_state()
+        before = self.random_state(), dataset_states(self._loaders)
+        if resume_from is not None:
+            before = before[0], resume_from[0].dataset_states
+            load_dataset_states(self._loaders, before[1])
         iterator = fetcher.combined_loader._iterator
         go_on(fetcher)
         is_new = fetcher.combined_loader._iterator is not iterator
         if not is_new and (resume_from is not None or made_from is None):
             # The iterator that was made during set-up belongs to a random state that is not the run's.
-            self.put_back(before)
+            self.put_back(before[0])
+            load_dataset_states(self._loaders, before[1])
             iter(fetcher)
             is_new = True
         self._count_from(fetcher, taken=0)
         epoch = seam.epochs_done(self._fit_loop)
+        start, states = before if is_new or made_from is None else made_from
         self._epoch = DataPosition(
             epoch=epoch,
-            epoch_start=before if is_new else made_from,
+            epoch_start=start,
+            dataset_states=states,
             first_batch=None if is_new else self.random_state(),
             makes_workers=not is_new,
             sampler_epoch=epoch,
+            lengths=seam.loader_lengths(self._fit_loop),
         )
 
     def epoch_is_over(self) -> None:
         """The next epoch's iterator does not exist yet."""
-        self._epoch = DataPosition(epoch=seam.epochs_done(self._fit_loop))
+        self._epoch = DataPosition(
+            epoch=seam.epochs_done(self._fit_loop),
+            makes_workers=False,
+            dataset_states=dataset_states(self._loaders),
+        )
         self._batches_before = seam.batches_taken(self._fit_loop)
 
     def position(self, loader_states: tuple[Any, ...]) -> DataPosition | None:
@@ -112,23 +147,36 @@ class TrainingData:
         # fetched ahead, and where no other loader has to be read again.
         is_ahead = bool(getattr(self._fit_loop._data_fetcher, "batches", ()))
         is_complete = len(loader_states) == len(self._fit_loop._combined_loader.flattened)
-        return self._epoch.after(batches, loader_states if batches and is_complete and not is_ahead else ())
+        is_of_use = not is_ahead and (is_complete or not batches)
+        return self._epoch.after(batches, loader_states if is_of_use else ())
 
     def _return_to(self, fetcher: Any, position: DataPosition, rng: RngState) -> None:
         combined = fetcher.combined_loader
+        position.check_fits(seam.loader_lengths(self._fit_loop))
+        unread = () if position.loader_states else self._passed_over(combined.flattened, position.batches)
 
         def make_iterator() -> Any:
             if position.makes_workers:
                 combined.reset()
             if position.loader_states:
                 combined._load_state_dicts(list(position.loader_states))
+            else:
+                load_dataset_states(self._loaders, position.dataset_states)
             return iter(fetcher)
 
         began = time.monotonic()
-        notes = replay(position, rng, make_iterator, generators=seam.loader_generators(self._fit_loop))
-        _warn_of(notes)
+        notes = replay(
+            position,
+            rng,
+            make_iterator,
+            generators=seam.loader_generators(self._fit_loop),
+            unread=unread,
+        )
+        tell_of_differences(notes)
         if position.loader_states:
             how = "by the loaders' own states"
+        elif unread:
+            how = "by its sampler"
         else:
             how = f"after {time.monotonic() - began:.1f} s of reading"
         rank_zero_info(f"Strongroom: back at batch {position.batches} of epoch {position.epoch}, {how}")
@@ -136,12 +184,23 @@ class TrainingData:
         self._epoch = position.after(0)
         seam.settle(self._fit_loop)
 
+    def _passed_over(self, loaders: list[Any], batches: int) -> tuple[Any, ...]:
+        """The loaders that need not be read again, all or none."""
+        if self._skip == "read":
+            return ()
+        reason = reason_to_read(loaders, batches)
+        if reason is None:
+            return tuple(loaders)
+        rank_zero_warn(f"Strongroom: skip='sampler' cannot be had, the batches are read again: {reason}")
+        return ()
+
     def _count_from(self, fetcher: Any, *, taken: int) -> None:
         counted = seam.batches_taken(self._fit_loop)
         self._batches_before = counted - taken
         fetcher.fetched = counted + len(getattr(fetcher, "batches", ()))
 
 
-def _warn_of(notes: tuple[str, ...]) -> None:
+def tell_of_differences(notes: tuple[str, ...]) -> None:
+    """Warn of what could not be put back."""
     for note in notes:
         rank_zero_warn(f"Strongroom: the resumed run may differ from an uninterrupted one: {note}")

@@ -14,9 +14,9 @@ from strongroom import Checkpointer, PerRank
 from strongroom.errors import ConfigError
 from strongroom.handle import SaveHandle
 from strongroom.resume import DataPosition, LastSave, Moment, RngState
-from strongroom_lightning import contents, seam
+from strongroom_lightning import contents, metrics, seam
 from strongroom_lightning.arguments import Arguments
-from strongroom_lightning.data import TrainingData
+from strongroom_lightning.data import TrainingData, tell_of_differences
 from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Measured, Ranking
@@ -71,7 +71,8 @@ class Fit:
         self._has_warned = False
         self._is_tuning = is_tuning
         self._clock = clock
-        self._data = TrainingData(trainer.fit_loop)
+        self._data = TrainingData(trainer.fit_loop, arguments.skip)
+        self._measured: Mapping[str, Any] | None = None
         self._encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
         self.left_at = left_at
@@ -92,10 +93,20 @@ class Fit:
         ):
             replace(owner, name, self._unless_tuning(make))
 
-    def resume_from(self, position: DataPosition | None, rng: RngState | None) -> None:
-        """Let training go on from here, once Lightning has loaded the rest; without a position, its way."""
+    def resume_from(
+        self,
+        position: DataPosition | None,
+        rng: RngState | None,
+        measured: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Let training go on from here, once Lightning has loaded the rest; without a position, its way.
+
+        Args:
+            measured: what `strongroom_lightning.metrics` gave, where the checkpoint has it.
+        """
         if position is not None and rng is not None:
             self._data.resume_from(position, rng)
+            self._measured = measured
         self.is_restoring = True
 
     def _unless_tuning(
@@ -145,6 +156,10 @@ class Fit:
                 )
             if self._data.is_resuming_inside_epoch:
                 seam.repeat_epoch_settings(self._trainer, self._namespace)
+            measured, self._measured = self._measured, None
+            if measured is not None:
+                inside = self._data.is_resuming_inside_epoch
+                tell_of_differences(metrics.restore(self._trainer, measured, inside_epoch=inside))
             self._data.training_begins()
 
         return on_run_start
@@ -283,6 +298,8 @@ class Fit:
         if position is None:
             return None
         state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
+        if self._arguments.running_metrics:
+            state["metrics"] = PerRank(metrics.capture(self._trainer))
         label = self._arguments.label
         return self.checkpointer.save(
             moment.step,

@@ -163,7 +163,7 @@ class Resuming:
         for step, reason in restored.skipped:
             rank_zero_warn(f"Strongroom: step {step} of {root} is damaged and was skipped: {reason}")
         rank_zero_info(f"Strongroom: resuming from step {restored.step} of {root}")
-        found, position, rng = contents.restored_parts(
+        found, position, rng, measured = contents.restored_parts(
             restored.state, restored.step, root, resumes=self._fit is not None
         )
         self._restored = in_programs_values(found, self._namespace, self._trainer)
@@ -173,7 +173,7 @@ class Resuming:
                     f"Strongroom: step {restored.step} of {root} was saved by hand while a step was under "
                     f"way, and where its data stood is not known: this resume is Lightning's own, not exact"
                 )
-            self._fit.resume_from(position, rng)
+            self._fit.resume_from(position, rng, measured)
             self._fit.left_at = restored.step if root == self._root else None
             if root == self._root:
                 self._ranking.stand_on(restored.step)

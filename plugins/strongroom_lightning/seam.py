@@ -14,6 +14,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
+from torch.utils.data import DataLoader
+
 from strongroom.errors import ConfigError
 from strongroom.resume import Generator, generators_of
 from strongroom_lightning.namespace import Namespace
@@ -27,13 +29,17 @@ __all__ = [
     "epochs_done",
     "fetches_itself",
     "finders",
+    "has_persistent_workers",
     "has_stopped_early",
     "has_validated",
     "is_epoch_complete",
     "is_only_tuning",
     "is_run_over",
     "is_step_boundary",
+    "load_states_between_epochs",
     "loader_generators",
+    "loader_lengths",
+    "remember_reload",
     "repeat_epoch_settings",
     "saves_after_validation",
     "settle",
@@ -50,6 +56,7 @@ _NEEDED: Final = {
         "_can_stop_early",
         "_combined_loader",
         "_data_fetcher",
+        "_last_train_dl_reload_epoch",
         "_load_combined_loader_states",
         "_loaded_from_state_dict",
         "_restarting",
@@ -290,3 +297,43 @@ def ask_for_named(namespace: Namespace, choose: Callable[[Any, Any, str], str | 
 
     parse.asks_strongroom = True  # type: ignore[attr-defined]
     connector._parse_ckpt_path = parse
+
+
+def loader_lengths(fit_loop: Any) -> tuple[int | None, ...]:
+    """How many batches each training loader has; None for one that does not know."""
+    return tuple(_length(loader) for loader in fit_loop._combined_loader.flattened)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def has_persistent_workers(fit_loop: Any) -> bool:
+    """Whether a training loader keeps its worker processes from one epoch to the next."""
+    return any(getattr(loader, "persistent_workers", False) for loader in fit_loop._combined_loader.flattened)
+
+
+def load_states_between_epochs(fit_loop: Any, states: tuple[Any, ...]) -> None:
+    """Give loaders that keep state of their own, such as a count of epochs, what they had between two.
+
+    Not those that are torch's `DataLoader`: what such a one has been given it takes as a place inside an
+    epoch, and the next epoch would end before its first batch.
+    """
+    stateful = [one for one in fit_loop._combined_loader.flattened if hasattr(one, "load_state_dict")]
+    for loader, state in zip(stateful, states, strict=False):
+        if not isinstance(loader, DataLoader):
+            loader.load_state_dict(state)
+
+
+def remember_reload(fit_loop: Any, epoch: int, *, is_inside: bool) -> None:
+    """Let training loaders that are made anew every few epochs be so at the epochs at which they would be.
+
+    Lightning counts from the epoch in which the fit was set up.
+    """
+    every = fit_loop.trainer.reload_dataloaders_every_n_epochs
+    if every:
+        since = epoch % every if is_inside else (epoch - 1) % every + 1
+        fit_loop._last_train_dl_reload_epoch = epoch - since

@@ -1,7 +1,8 @@
 """What every front end needs to resume exactly, and to stop in time: random states, data position, and more.
 
 `rng` captures and restores random number generators; `position` says where in the data a run stood and
-brings an iterator back there; `intervals` decides when to save; `mode` decides whether to restore.
+brings an iterator back there, by reading or by `skipping`, with what `datasets` remember; `intervals`
+decides when to save; `mode` decides whether to restore.
 `preemption` is told that a run must end soon, `stopping` agrees among ranks where, `requeue` lets Slurm begin
 it again, `failing` says whether a run that failed can still be saved. `losses` finds what cannot be stored
 before a save, and `rebuilding` deals with it after a restore. Nothing here reads or writes a checkpoint, and
@@ -11,6 +12,7 @@ framework's events into these terms.
 
 from __future__ import annotations
 
+from strongroom.resume.datasets import dataset_states, load_dataset_states
 from strongroom.resume.failing import agree_to_save
 from strongroom.resume.intervals import LastSave, Moment, SaveDecision, SaveIntervals
 from strongroom.resume.losses import Loss, encodable
@@ -20,6 +22,7 @@ from strongroom.resume.preemption import NoticeWatch, SpotNotice, StopNotice, St
 from strongroom.resume.rebuilding import described, has_stand_ins, rebuild
 from strongroom.resume.requeue import requeue, slurm_job
 from strongroom.resume.rng import Generator, RngState, generators_of
+from strongroom.resume.skipping import SkipMode, reason_to_read, skipping
 from strongroom.resume.stopping import StopVote
 
 __all__ = [
@@ -34,19 +37,24 @@ __all__ = [
     "RngState",
     "SaveDecision",
     "SaveIntervals",
+    "SkipMode",
     "SpotNotice",
     "StopNotice",
     "StopSignals",
     "StopVote",
     "agree_to_save",
     "check_signals",
+    "dataset_states",
     "described",
     "encodable",
     "generators_of",
     "has_stand_ins",
+    "load_dataset_states",
     "plan_resume",
+    "reason_to_read",
     "rebuild",
     "replay",
     "requeue",
+    "skipping",
     "slurm_job",
 ]

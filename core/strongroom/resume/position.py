@@ -14,12 +14,13 @@ begun again beside a longer one) is mixed with what training draws in between, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strongroom.errors import ConfigError, StateMismatchError
 from strongroom.resume.rng import Generator, RngState
+from strongroom.resume.skipping import skipping
 
 __all__ = ["DataPosition", "replay"]
 
@@ -39,6 +40,9 @@ class DataPosition:
         sampler_epoch: what samplers were told by ``set_epoch``; None where none was told.
         loader_states: the states of loaders that keep their own position, to be used in place of taking
             batches again; empty for stock loaders.
+        dataset_states: the states of data sets that keep one, right before this epoch's iterator was made,
+            or between two epochs; None for a data set that keeps none.
+        lengths: how many batches each loader had; None for one that did not know.
     """
 
     epoch: int
@@ -48,6 +52,8 @@ class DataPosition:
     makes_workers: bool = True
     sampler_epoch: int | None = None
     loader_states: tuple[Any, ...] = ()
+    dataset_states: tuple[Any, ...] = ()
+    lengths: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or self.batches < 0:
@@ -61,6 +67,21 @@ class DataPosition:
         """The position in the same epoch with ``batches`` taken."""
         return replace(self, batches=batches, loader_states=loader_states)
 
+    def check_fits(self, lengths: tuple[int | None, ...]) -> None:
+        """Prove that the loaders are as long as they were: a count of batches means nothing in other data.
+
+        Between two epochs there is no such count, and the data may have changed.
+
+        Raises:
+            StateMismatchError: they are not.
+        """
+        if self.batches and self.lengths and lengths != self.lengths:
+            raise StateMismatchError(
+                f"the checkpoint was taken after batch {self.batches} of epoch {self.epoch}, of "
+                f"{_counted(self.lengths)}; this run has {_counted(lengths)}: give it the data and the batch "
+                f"size that it had, resume from a checkpoint taken at an epoch's end, or begin anew"
+            )
+
     def to_state(self) -> dict[str, Any]:
         """A value of plain containers, numbers, strings and arrays, as a checkpoint carries it."""
         return {
@@ -71,6 +92,8 @@ class DataPosition:
             "makes_workers": self.makes_workers,
             "sampler_epoch": self.sampler_epoch,
             "loader_states": self.loader_states,
+            "dataset_states": self.dataset_states,
+            "lengths": self.lengths,
         }
 
     @classmethod
@@ -89,6 +112,8 @@ class DataPosition:
                 makes_workers=state["makes_workers"],
                 sampler_epoch=state["sampler_epoch"],
                 loader_states=tuple(state["loader_states"]),
+                dataset_states=tuple(state["dataset_states"]),
+                lengths=tuple(state["lengths"]),
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise StateMismatchError(
@@ -103,6 +128,7 @@ def replay(
     make_iterator: Callable[[], Iterator[object]],
     *,
     generators: Mapping[str, Generator] | None = None,
+    unread: Sequence[object] = (),
 ) -> tuple[str, ...]:
     """Bring the data of a resumed run to where the checkpoint was taken.
 
@@ -115,6 +141,8 @@ def replay(
         make_iterator: makes the epoch's iterator as training does, loads the loaders' own states into it
             where the position holds some, and returns it; the front end keeps it for training.
         generators: the loaders' own generators by name, as they were captured.
+        unread: the loaders whose samplers are advanced in place of taking batches again, all of them or none
+            (`strongroom.resume.skipping.reason_to_read` says whether they can be).
 
     Returns:
         What could not be put back, one sentence each.
@@ -125,6 +153,13 @@ def replay(
     if position.epoch_start is None:
         raise ConfigError("between two epochs there is nothing to take again; restore the random state alone")
     notes = position.epoch_start.restore(generators)
+    if unread and not position.loader_states:
+        with skipping(unread, position.batches) as pass_over:
+            make_iterator()
+            if position.first_batch is not None:
+                position.first_batch.restore(generators)
+            pass_over()
+        return _distinct(notes, now.restore(generators))
     iterator = make_iterator()
     if position.first_batch is not None:
         position.first_batch.restore(generators)
@@ -138,7 +173,16 @@ def replay(
                     f"taken after {position.batches}: give the run the data and the batch size that it had, "
                     f"or begin anew"
                 ) from None
-    return tuple(dict.fromkeys((*notes, *now.restore(generators))))
+    return _distinct(notes, now.restore(generators))
+
+
+def _distinct(*notes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for some in notes for note in some))
+
+
+def _counted(lengths: tuple[int | None, ...]) -> str:
+    known = ["an unknown number of" if length is None else str(length) for length in lengths]
+    return f"{', '.join(known)} batches" if known else "no loader"
 
 
 def _to_state(rng: RngState | None) -> dict[str, Any] | None:
