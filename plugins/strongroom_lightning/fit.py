@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -25,8 +25,6 @@ __all__ = ["Fit"]
 
 _NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
 """Lightning's warning about loaders that cannot say where they stand; ours need not be able to."""
-
-_T = TypeVar("_T")
 
 
 class Fit:
@@ -231,7 +229,7 @@ class Fit:
         is_due = self._intervals.decide(moment, self._last).save
         measured = Measured()
         if self._ranking.rule.monitor is not None and (is_due or moment.is_validated or moment.is_epoch_end):
-            measured = self._share(self._ranking.measure(self._metrics(moment)))
+            measured = self._measure(moment)
             if measured.problem:
                 raise ConfigError(measured.problem)
         is_late = self._ranking.is_behind and measured.score is not None and moment.step != self._last.step
@@ -240,17 +238,21 @@ class Fit:
         if is_due and measured.is_missing:
             self._say_that_metric_is_missing(moment)
 
-    def _share(self, found: _T) -> _T:
-        """What rank 0 has found; metrics may differ by rank, and what is saved may not."""
-        if self._trainer.world_size == 1:
-            return found
-        shared: _T = self._trainer.strategy.broadcast(found)
-        return shared
+    def _measure(self, moment: Moment) -> Measured:
+        """What rank 0 measures; metrics may differ by rank, and what is saved may not."""
+        found = self._ranking.measure(self._metrics(moment))
+        words = self.checkpointer.confer("what is monitored", found.to_word)
+        return Measured.from_word(words[0])
 
     def steps(self) -> set[int]:
         """The steps that the run's root holds, as rank 0 sees it."""
-        is_first = self._trainer.is_global_zero
-        return self._share({one.step for one in self.checkpointer.checkpoints()} if is_first else set())
+
+        def look() -> list[int]:
+            if not self._trainer.is_global_zero:
+                return []
+            return sorted({one.step for one in self.checkpointer.checkpoints()})
+
+        return set(self.checkpointer.confer("which steps there are", look)[0])
 
     def _metrics(self, moment: Moment) -> dict[str, Any]:
         """What is logged, and what `ModelCheckpoint` adds to it."""

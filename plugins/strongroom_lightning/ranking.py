@@ -99,6 +99,15 @@ class Measured:
     is_missing: bool = False
     problem: str = ""
 
+    def to_word(self) -> list[Any]:
+        """What one rank tells the others."""
+        return [None if self.score is None else self.score.hex(), self.is_missing, self.problem]
+
+    @classmethod
+    def from_word(cls, word: Any) -> Measured:
+        score, is_missing, problem = word
+        return cls(None if score is None else float.fromhex(score), is_missing, problem)
+
 
 class Ranking:
     """The ranking of one run.

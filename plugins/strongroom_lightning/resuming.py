@@ -145,13 +145,11 @@ class Resuming:
 
     def _best_step(self, root: str, uri: CheckpointUri) -> int:
         """The best step of a root: as this process has ranked it, or as its newest checkpoint says."""
-        known = self._ranking.best_steps() if root == self._root else []
-        if self._trainer.world_size > 1:
-            known = self._trainer.strategy.broadcast(known)
-        if known:
-            return known[0]
+        known = self._ranking.best_steps()[:1] if root == self._root else []
         with self._open(root) as reader:
-            step = best_of(reader, accept_older=self._arguments.accept_older)
+            # By rank 0: the others have not heard of what was removed meanwhile.
+            known = reader.confer("what is best", lambda: known)[0]
+            step = known[0] if known else best_of(reader, accept_older=self._arguments.accept_older)
         if step is None:
             raise CheckpointNotFoundError(
                 f"ckpt_path={str(uri)!r}: {root} holds no checkpoint that was ranked; give the callback "

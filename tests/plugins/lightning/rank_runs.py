@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import lightning
 import multiprocess
 import torch
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from strongroom_lightning import StrongroomCheckpoint
 
-__all__ = ["Numbers", "RankNet", "Stop", "StoppedError", "train"]
+__all__ = ["Apart", "Numbers", "RankNet", "Stop", "StoppedError", "rank_by", "train"]
 
 
 class StoppedError(Exception):
@@ -160,3 +162,43 @@ def whole(module: nn.Module) -> dict[str, list[float]]:
         full = value.full_tensor() if hasattr(value, "full_tensor") else value
         found[name] = full.double().flatten().tolist()
     return found
+
+
+class Apart(RankNet):
+    """A metric that each rank sees otherwise, so that each alone would call another checkpoint the best."""
+
+    def on_validation_epoch_end(self) -> None:
+        sign = 1 if self.trainer.global_rank == 0 else -1
+        score = sign * [0.5, 0.2, 0.3][min(self.trainer.current_epoch, 2)]
+        self.log("apart", score, sync_dist=False, rank_zero_only=False)
+        if self.trainer.is_global_zero:
+            self.log("of_one", score, rank_zero_only=True)
+
+
+def rank_by(root: Path, monitor: str, **checkpoint: Any) -> dict[str, Any]:
+    """Train 3 epochs, ranked; what each rank then says of it, and the weights that ``"best"`` gives it."""
+    lightning.seed_everything(7, verbose=False)
+    ranks = multiprocess.world_size()
+    ours = StrongroomCheckpoint(root, monitor=monitor, **checkpoint)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp",
+        callbacks=[ours],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=3,
+        num_sanity_val_steps=0,
+    )
+    net, data = Apart(), DataLoader(Numbers(4 * 2 * ranks), 4)
+    # Lightning would have metrics reduced, and evaluation without a sampler that fills up.
+    warnings.simplefilter("ignore", PossibleUserWarning)
+    trainer.fit(net, data, data)
+    told = {
+        "best": ours.best_model_path,
+        "scores": [score.item() for score in ours.best_k_models.values()],
+        "last": ours.last_model_path,
+    }
+    trainer.validate(net, data, ckpt_path="best", verbose=False)
+    return {**told, "weights": whole(net)}
