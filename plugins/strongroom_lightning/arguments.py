@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from strongroom import OnChange, Tier
+from strongroom import OnChange, RaiseAtOnce, Tier, Tolerate
+from strongroom.config import OnFailure, check_count, check_seconds
 from strongroom.errors import ConfigError
-from strongroom.resume import ResumeMode, SaveIntervals
+from strongroom.resume import ResumeMode, SaveIntervals, SpotNotice, check_signals
 from strongroom.resume.mode import check_resume_mode
 from strongroom.resume.skipping import SkipMode, check_skip_mode
 from strongroom_lightning.encoding import Unencodable, check_unencodable
@@ -46,6 +48,10 @@ class Arguments:
         accept_older: going back further than usual is meant.
         unencodable: what becomes of values without an encoding.
         provenance: what the user says of the run.
+        preemption_signals: those that tell a fit to stop.
+        spot_notice: the user's function that knows of a notice.
+        spot_notice_every_s: how long after one answer it is asked again.
+        timeout_s: within which a save must have committed.
         options: what a `strongroom.Checkpointer` of the run's root is told.
     """
 
@@ -63,6 +69,10 @@ class Arguments:
     accept_older: bool
     unencodable: Unencodable
     provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+    preemption_signals: tuple[signal.Signals, ...]
+    spot_notice: SpotNotice | None
+    spot_notice_every_s: float
+    timeout_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -102,6 +112,10 @@ class Arguments:
         scatter: int | None,
         accept_older: bool,
         unencodable: str,
+        preemption_signals: Sequence[str],
+        spot_notice: SpotNotice | None,
+        spot_notice_every_s: float,
+        tolerate_failures: int,
     ) -> Arguments:
         """Check what the callback was given.
 
@@ -132,6 +146,10 @@ class Arguments:
             accept_older=accept_older,
             unencodable=check_unencodable(unencodable),
             provenance=provenance,
+            preemption_signals=check_signals(preemption_signals),
+            spot_notice=_check_notice(spot_notice),
+            spot_notice_every_s=check_seconds("spot_notice_every_s", spot_notice_every_s),
+            timeout_s=check_seconds("timeout_s", timeout_s),
             options={
                 "security": security,
                 "digest": digest,
@@ -145,6 +163,7 @@ class Arguments:
                 "accept_missing_tiers": accept_missing_tiers,
                 "reserve_bytes": reserve_bytes,
                 "scatter": scatter,
+                "on_failure": _on_failure(tolerate_failures),
             },
         )
 
@@ -162,3 +181,18 @@ def _expanded(dirpath: str | os.PathLike[str]) -> str:
     """A path with ``~`` as the user's home; a URI as it is."""
     path = os.fspath(dirpath)
     return path if "://" in path else os.path.expanduser(path)
+
+
+def _check_notice(notice: Any) -> SpotNotice | None:
+    if notice is not None and not callable(notice):
+        raise ConfigError(
+            f"spot_notice must be a function without arguments that returns whether this host is about to be "
+            f"taken away (or why, as a string), or None; got {notice!r}"
+        )
+    checked: SpotNotice | None = notice
+    return checked
+
+
+def _on_failure(tolerated: int) -> OnFailure:
+    count = check_count("tolerate_failures", tolerated)
+    return Tolerate(consecutive=count) if count else RaiseAtOnce()

@@ -23,6 +23,7 @@ from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Ranking
 from strongroom_lightning.resuming import Resuming
 from strongroom_lightning.uri import CheckpointUri
@@ -98,6 +99,14 @@ class Checkpointing(Attributes):
             older one than the policy's floor remembers. For one start, once it is known why.
         unencodable: what becomes of hyper-parameters and states of callbacks that no checkpoint can hold,
             such as functions: ``"warn"`` names them once and saves the rest, ``"refuse"`` is an error.
+        preemption_signals: signals that tell a fit to stop: all ranks save after the same step, wait for the
+            commit, and end with 128 and the signal's number. Under Slurm with requeueing on, its signal is
+            one of them, and puts the job back into the queue. Empty: signals are left to Lightning.
+        spot_notice: a function that says whether this host is about to be taken away, or why; it is asked
+            on a thread of its own, on every rank. A notice stops the fit as a signal does.
+        spot_notice_every_s: seconds between its answer and the next question.
+        tolerate_failures: how many saves in a row may fail in the background, loudly, before that ends the
+            fit.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
@@ -146,6 +155,10 @@ class Checkpointing(Attributes):
         scatter: int | None = None,
         accept_older: bool = False,
         unencodable: Literal["warn", "refuse"] = "warn",
+        preemption_signals: Sequence[str] = ("SIGTERM", "SIGUSR1"),
+        spot_notice: Callable[[], bool | str | None] | None = None,
+        spot_notice_every_s: float = 5.0,
+        tolerate_failures: int = 0,
     ) -> None:
         super().__init__()
         self._arguments = Arguments.of(
@@ -182,6 +195,10 @@ class Checkpointing(Attributes):
             scatter=scatter,
             accept_older=accept_older,
             unencodable=unencodable,
+            preemption_signals=preemption_signals,
+            spot_notice=spot_notice,
+            spot_notice_every_s=spot_notice_every_s,
+            tolerate_failures=tolerate_failures,
         )
         self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}
@@ -206,7 +223,9 @@ class Checkpointing(Attributes):
                 f"ours does: monitor= and save_top_k= keep the best, keep= the newest. For a second metric, "
                 f"or for weights alone, put Lightning's ModelCheckpoint beside it"
             )
-        self._leave()
+        left = self._leave()
+        if left is not None:  # another callback's error kept the end of that fit from this one
+            left.preempting.end()
         is_first_run = self._last_trainer is None or self._last_trainer() is not trainer
         if stage == "fit":
             if is_first_run:
@@ -224,25 +243,36 @@ class Checkpointing(Attributes):
         resuming.watch(self._replacements.replace)
         if self._fit is not None:
             self._fit.watch(self._replacements.replace)
+            self._fit.preempting.watch(self._replacements.replace)
+            self._fit.preempting.begin()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         fit = self._leave()
         if fit is not None:
             self._last_trainer = weakref.ref(trainer)
-            fit.checkpointer.close()
+            try:
+                fit.preempting.leave()
+                fit.checkpointer.close()
+            finally:
+                fit.preempting.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         fit = self._leave()
         if fit is None:
             return
         self._last_trainer = weakref.ref(trainer)
+        is_stop = fit.preempting.is_stop(exception)
         try:
-            fit.checkpointer.close(timeout_s=_DRAIN_S)
+            fit.preempting.leave(exception)
+            # A run that was told to stop has committed; what is left are copies, and they are worth the wait.
+            fit.checkpointer.close(timeout_s=None if is_stop else _DRAIN_S)
         except StrongroomError as failure:
             if failure is not exception:  # what ends the run must not be hidden by what followed from it
                 rank_zero_warn(
                     f"Strongroom: closing {self.dirpath} after {exception!r:.200} failed: {failure}"
                 )
+        finally:
+            fit.preempting.end()
 
     # Not ``state_dict``: of two that have one Lightning complains, before ``setup`` could say what to do.
 
@@ -278,6 +308,7 @@ class Checkpointing(Attributes):
             is_tuning=lambda: all(one is not self for one in trainer.callbacks),
             clock=self._now,
             left_at=self._left_at,
+            preempting=Preempting(trainer, self.namespace, self._arguments),
         )
 
     def _now(self) -> float:

@@ -11,14 +11,15 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, PerRank
-from strongroom.errors import ConfigError
+from strongroom.errors import ConfigError, SaveError
 from strongroom.handle import SaveHandle
-from strongroom.resume import DataPosition, LastSave, Moment, RngState
+from strongroom.resume import DataPosition, LastSave, Moment, RngState, StopNotice
 from strongroom_lightning import contents, metrics, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.data import TrainingData, tell_of_differences
 from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import Measured, Ranking
 
 __all__ = ["Fit"]
@@ -41,6 +42,7 @@ class Fit:
             is known of the data.
         clock: seconds, monotonic.
         left_at: the step of the run's root that training stands on; None where it stands on none.
+        preempting: how the fit is told to stop.
 
     Attributes:
         is_restoring: a checkpoint was chosen, and Lightning is still loading it.
@@ -58,6 +60,7 @@ class Fit:
         is_tuning: Callable[[], bool],
         clock: Callable[[], float],
         left_at: int | None,
+        preempting: Preempting,
     ) -> None:
         self._trainer = trainer
         self._namespace = namespace
@@ -73,7 +76,9 @@ class Fit:
         self._measured: Mapping[str, Any] | None = None
         self._encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
+        self._newest: SaveHandle | None = None
         self.left_at = left_at
+        self.preempting = preempting
         self.is_restoring = False
         self.resumes_by_itself = False
 
@@ -159,6 +164,7 @@ class Fit:
                 inside = self._data.is_resuming_inside_epoch
                 tell_of_differences(metrics.restore(self._trainer, measured, inside_epoch=inside))
             self._data.training_begins()
+            self._answer(self.preempting.at_boundary(), self._moment())
 
         return on_run_start
 
@@ -218,7 +224,39 @@ class Fit:
         )
 
     def _between_steps(self, moment: Moment) -> None:
-        """All that belongs to a step, or to an epoch, is over: save if it is due.
+        """All that belongs to a step, or to an epoch, is over: save if it is due, or if told to stop."""
+        notice = self.preempting.at_boundary()
+        try:
+            self._save_if_due(moment)
+        except SaveError as earlier:
+            if notice is None:
+                raise
+            # That of a save before this one: it is told now, and must not keep the last one away.
+            rank_zero_warn(f"Strongroom: {earlier}. Saving step {moment.step} all the same")
+        self._answer(notice, moment)
+
+    def _answer(self, notice: StopNotice | None, moment: Moment) -> None:
+        """If told to stop: save where all ranks stand, see it committed, and end the fit."""
+        if notice is None or self._last is None or moment.is_run_end:
+            return
+        root = self._arguments.dirpath
+        if self._last.step != moment.step:
+            try:
+                self.save(moment)
+            except SaveError as earlier:  # as above, where no save was due
+                rank_zero_warn(f"Strongroom: {earlier}. Saving step {moment.step} all the same")
+                self.save(moment)
+        if self._newest is not None:
+            self._newest.result()  # its failure ends the run in any case, also where failures are tolerated
+        self.checkpointer.wait()
+        saved = f"nothing was trained that {root} would have to hold"
+        if self.left_at is not None:
+            saved = f"step {self.left_at} of {root} is committed"
+        self.preempting.stop(notice, saved)
+
+    def _save_if_due(self, moment: Moment) -> None:
+        """Save if it is due.
+
 
         With ``monitor``, a save that is due before the metric is there is not put off, since the run may need
         it; but once the metric is there, what it was measured on is saved too.
@@ -286,6 +324,7 @@ class Fit:
         if handle is None:
             self._ranking.give_up(moment.step)
             return
+        self._newest = handle
         self._ranking.follow(moment.step, handle)
         self._last, self.left_at = LastSave.at(moment), moment.step
         if self._arguments.verbose and score is not None:

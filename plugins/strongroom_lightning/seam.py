@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
@@ -26,6 +27,7 @@ __all__ = [
     "ask_for_named",
     "batches_taken",
     "check_supported",
+    "disown_signals",
     "epochs_done",
     "fetches_itself",
     "finders",
@@ -40,9 +42,12 @@ __all__ = [
     "loader_generators",
     "loader_lengths",
     "remember_reload",
+    "note_sigterm",
     "repeat_epoch_settings",
+    "requeue_signal",
     "saves_after_validation",
     "settle",
+    "sigterm_exception",
 ]
 
 _OLDEST: Final = (2, 5)
@@ -51,6 +56,7 @@ _OLDEST: Final = (2, 5)
 _NEEDED: Final = {
     "_checkpoint_connector": ("_parse_ckpt_path", "dump_checkpoint", "resume_start"),
     "_logger_connector": ("callback_metrics",),
+    "_signal_connector": ("_original_handlers", "received_sigterm", "register_signal_handlers"),
     "strategy": ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict", "optimizers"),
     "fit_loop": (
         "_can_stop_early",
@@ -242,6 +248,34 @@ def repeat_epoch_settings(trainer: Any, namespace: Namespace) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, namespace.callbacks.GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
+
+
+def requeue_signal(trainer: Any) -> signal.Signals | None:
+    """The signal by which Slurm says that this job should go back into its queue; None where it does not."""
+    environment = trainer._accelerator_connector.cluster_environment
+    # Slurm's alone has these, and its class is of one of two packages.
+    if not getattr(environment, "auto_requeue", False):
+        return None
+    number = getattr(environment, "requeue_signal", None)
+    return None if number is None else signal.Signals(number)
+
+
+def disown_signals(trainer: Any, signals: Sequence[signal.Signals]) -> None:
+    """Let Lightning not put back the handlers of these when its run ends."""
+    for number in signals:
+        trainer._signal_connector._original_handlers.pop(number, None)
+
+
+def note_sigterm(trainer: Any) -> None:
+    """Let ``trainer.received_sigterm`` say that the run was told to stop, as callbacks may ask."""
+    trainer._signal_connector.received_sigterm = True
+
+
+def sigterm_exception(namespace: Namespace, status: int) -> SystemExit:
+    """Lightning's exception for a run that was told to stop: a ``SystemExit``, here with its status."""
+    module = importlib.import_module(f"{namespace.package}.utilities.exceptions")
+    made: SystemExit = module.SIGTERMException(status)
+    return made
 
 
 def loader_generators(fit_loop: Any) -> dict[str, Generator]:

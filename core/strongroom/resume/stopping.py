@@ -91,6 +91,11 @@ class StopVote:
     def rank(self) -> int:
         return self._ranks.rank
 
+    @property
+    def passed(self) -> int:
+        """How many boundaries this rank has come to."""
+        return self._passed
+
     def begin(self) -> None:
         """Meet the others, and watch.
 
@@ -121,6 +126,7 @@ class StopVote:
             RanksMissingError: this run was told to stop, and ranks do not answer.
         """
         if self._thread is None:
+            self._passed += 1
             return self._told_alone()
         with self._lock:
             here = self._passed + 1
