@@ -21,6 +21,7 @@ from strongroom.provenance.recording import places_of_secrets
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.attributes import Attributes
+from strongroom_lightning.by_hand import ByHand
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
@@ -205,6 +206,7 @@ class Checkpointing(Attributes):
         self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
         self._fit: Fit | None = None
+        self._by_hand = ByHand(self.namespace, self._arguments, self._open)
         self._last_trainer: weakref.ref[Any] | None = None
         self._left_at: int | None = None
         seam.ask_for_named(self.namespace, _named)
@@ -240,8 +242,10 @@ class Checkpointing(Attributes):
             self._fit,
             is_first_run=is_first_run,
         )
+        self._by_hand.take_over(trainer, is_there=lambda: any(one is self for one in trainer.callbacks))
         resuming.watch(self._replacements.replace)
         if self._fit is not None:
+            self._by_hand.fit_begins(self._fit)
             self._fit.watch(self._replacements.replace)
             self._fit.preempting.watch(self._replacements.replace)
             self._fit.preempting.begin()
@@ -320,11 +324,13 @@ class Checkpointing(Attributes):
         fit, self._fit = self._fit, None
         if fit is not None:
             self._left_at = fit.left_at
+            self._by_hand.fit_ends()
         return fit
 
-    def _open(self, root: str) -> Checkpointer:
+    def _open(self, root: str, **more: Any) -> Checkpointer:
         keep = self._ranking.policy if self._arguments.is_own(root) else None
-        return Checkpointer(root, keep=keep, provenance=self._provenance, **self._arguments.options_for(root))
+        told = {"keep": keep, "provenance": self._provenance, **self._arguments.options_for(root), **more}
+        return Checkpointer(root, **told)
 
     def _provenance(self) -> dict[str, Any]:
         """What is said of the run, and what Lightning knows of it."""

@@ -28,6 +28,7 @@ __all__ = [
     "in_lightnings_form",
     "not_ours",
     "restored_parts",
+    "scalars",
 ]
 
 _PARTS: Final = ("model", "lightning")
@@ -37,25 +38,46 @@ _NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")
 
 
 def gather(
-    trainer: Any, encoded: Callable[[Mapping[str, Any]], dict[str, Any]]
+    trainer: Any,
+    encoded: Callable[[Mapping[str, Any]], dict[str, Any]],
+    *,
+    weights_only: bool = False,
+    loops: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """The state to save, position and random states aside, and the states of loaders that keep their own.
 
     Args:
         trainer: Lightning's.
         encoded: replaces what cannot be stored of Lightning's own part and the users' values in it.
+        weights_only: leave out what training would go on with; of callbacks, no hook is called then.
+        loops: what Lightning's loops are to be found at; None: where they are.
+        more: what else belongs to "lightning".
     """
-    checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    checkpoint = {**trainer._checkpoint_connector.dump_checkpoint(weights_only), **(more or {})}
+    checkpoint["loops"] = {**checkpoint["loops"], **(loops or {})}
     model_state = checkpoint.pop("state_dict")
-    del checkpoint["optimizer_states"]  # references; the core names and copies the optimizers' state itself
+    # References; the core names and copies the optimizers' state itself.
+    checkpoint.pop("optimizer_states", None)
     loader_states = checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", ())
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
     model = module if _is_same(model_state, module.state_dict()) else model_state
     checkpoint = encoded(checkpoint)
     rest = checkpoint if trainer.world_size == 1 else PerRank(checkpoint)
-    state = {"model": model, "optimizers": list(trainer.optimizers), "lightning": rest}
+    state = {"model": model, "lightning": rest}
+    if not weights_only:
+        state["optimizers"] = list(trainer.optimizers)
     return state, tuple(loader_states)
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the logged figures that are one number."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if not isinstance(value, torch.Tensor) or value.numel() == 1
+    }
 
 
 def hyper_parameters(trainer: Any) -> dict[str, Any]:

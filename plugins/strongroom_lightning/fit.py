@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, PerRank
@@ -20,12 +20,21 @@ from strongroom_lightning.data import TrainingData, tell_of_differences
 from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
-from strongroom_lightning.ranking import Measured, Ranking
+from strongroom_lightning.ranking import STATE_KEY, Measured, Ranking
 
-__all__ = ["Fit"]
+__all__ = ["Ending", "Fit"]
 
 _NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
 """Lightning's warning about loaders that cannot say where they stand; ours need not be able to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Where training has come to its end. Lightning counts on from there, as if an epoch were over."""
+
+    fit_loop: dict[str, Any]
+    position: DataPosition | None
+    rng: RngState
 
 
 class Fit:
@@ -45,6 +54,8 @@ class Fit:
         preempting: how the fit is told to stop.
 
     Attributes:
+        encoding: of users' values.
+        ending: where training has come to its end: what follows are the last hooks. None before.
         is_restoring: a checkpoint was chosen, and Lightning is still loading it.
         resumes_by_itself: the user named no checkpoint.
     """
@@ -74,11 +85,13 @@ class Fit:
         self._clock = clock
         self._data = TrainingData(trainer.fit_loop, arguments.skip)
         self._measured: Mapping[str, Any] | None = None
-        self._encoding = Encoding(arguments.unencodable, namespace)
+        self.encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
         self._newest: SaveHandle | None = None
-        self.left_at = left_at
         self.preempting = preempting
+        self._is_asked_for = False
+        self.left_at = left_at
+        self.ending: Ending | None = None
         self.is_restoring = False
         self.resumes_by_itself = False
 
@@ -112,6 +125,15 @@ class Fit:
             self._measured = measured
         self.is_restoring = True
 
+    @property
+    def data(self) -> TrainingData:
+        """Its training data."""
+        return self._data
+
+    def save_after_this_step(self) -> None:
+        """Save as soon as the step that is under way is over, and let training wait until it stands."""
+        self._is_asked_for = True
+
     def _unless_tuning(
         self, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -138,7 +160,7 @@ class Fit:
     def _run_start(self, original: Callable[[], None]) -> Callable[[], None]:
         def on_run_start() -> None:
             original()  # every on_train_start hook included
-            self._encoding.check(self._trainer)
+            self.encoding.check(self._trainer)
             self._intervals = replace(
                 self._intervals,
                 after_validation=seam.saves_after_validation(
@@ -262,9 +284,12 @@ class Fit:
         it; but once the metric is there, what it was measured on is saved too.
         """
         self._is_validated = False
+        if moment.is_run_end and self.ending is None:
+            self.ending = self._end()
         if self._last is None:
             return
-        is_due = self._intervals.decide(moment, self._last).save
+        is_asked_for, self._is_asked_for = self._is_asked_for, False
+        is_due = is_asked_for or self._intervals.decide(moment, self._last).save
         measured = Measured()
         if self._ranking.rule.monitor is not None and (is_due or moment.is_validated or moment.is_epoch_end):
             measured = self._measure(moment)
@@ -275,6 +300,13 @@ class Fit:
             self.save(moment, measured.score)
         if is_due and measured.is_missing:
             self._say_that_metric_is_missing(moment)
+        if is_asked_for:
+            self.checkpointer.wait()
+
+    def _end(self) -> Ending:
+        loop = copy.deepcopy(self._trainer.fit_loop.state_dict())
+        position = self._data.position(tuple(loop["state_dict"].pop("combined_loader", ())))
+        return Ending(fit_loop=loop, position=position, rng=self._data.random_state())
 
     def _measure(self, moment: Moment) -> Measured:
         """What rank 0 measures; metrics may differ by rank, and what is saved may not."""
@@ -333,31 +365,31 @@ class Fit:
     def _save(self, moment: Moment) -> SaveHandle | None:
         data = self._data
         rng = data.random_state()
-        state, loader_states = contents.gather(self._trainer, self._encoding.of)
+        weights_only = self._arguments.save_weights_only
+        ranked = self._ranking.state_dict() if weights_only else {}
+        state, loader_states = contents.gather(
+            self._trainer,
+            self.encoding.of,
+            weights_only=weights_only,
+            more={STATE_KEY: ranked} if ranked else None,
+        )
         data.put_back(rng)  # a hook may draw; saving must not change the run
         position = data.position(loader_states)
         if position is None:
             return None
-        state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
-        if self._arguments.running_metrics:
-            state["metrics"] = PerRank(metrics.capture(self._trainer))
+        if not weights_only:
+            state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
+            if self._arguments.running_metrics:
+                state["metrics"] = PerRank(metrics.capture(self._trainer))
         label = self._arguments.label
         return self.checkpointer.save(
             moment.step,
             state,
-            metrics=_scalars(self._trainer.callback_metrics),
-            tags=() if label is None else (label.fill(_scalars(self._metrics(moment))),),
+            metrics=contents.scalars(self._trainer.callback_metrics),
+            tags=() if label is None else (label.fill(contents.scalars(self._metrics(moment))),),
         )
 
     def _tell_of(self, moment: Moment, score: float) -> None:
         place, monitor = self._ranking.place(moment.step), self._ranking.rule.monitor
         rank = "not among the best that stay" if place is None else f"number {place} of the best"
         rank_zero_info(f"Strongroom: {monitor} is {score:.5g} at step {moment.step}, {rank}")
-
-
-def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if not isinstance(value, torch.Tensor) or value.numel() == 1
-    }

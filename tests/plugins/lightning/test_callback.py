@@ -184,8 +184,7 @@ def test_a_second_fit_of_the_same_trainer_goes_on_in_memory_and_on_the_same_line
 def test_a_lightning_checkpoint_that_is_named_wins(
     fit: Any, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fit(max_epochs=1).trainer.save_checkpoint(root.parent / "own.ckpt")
-    shutil.rmtree(root)
+    fit(None, max_epochs=1).trainer.save_checkpoint(root.parent / "own.ckpt")
     fit(until=3, seed=1)
     with caplog.at_level(logging.INFO):
         resumed = fit(seed=2, ckpt_path=str(root.parent / "own.ckpt"))
