@@ -167,9 +167,7 @@ class Fit:
                     self._trainer, self._arguments.save_on_train_epoch_end
                 ),
             )
-            start = self._moment()
-            self._last = LastSave.at(start)
-            self._ranking.pass_over(self._metrics(start))
+            self._last = LastSave.at(self._moment())
             self.is_restoring = False
             if self.resumes_by_itself and seam.has_stopped_early(self._trainer, self._namespace):
                 # Lightning would train one more epoch to find that out again, at every start.
@@ -185,6 +183,7 @@ class Fit:
             if measured is not None:
                 inside = self._data.is_resuming_inside_epoch
                 tell_of_differences(metrics.restore(self._trainer, measured, inside_epoch=inside))
+            self._ranking.pass_over(metrics.known(self._trainer))
             self._data.training_begins()
             self._answer(self.preempting.at_boundary(), self._moment())
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torchmetrics import Metric, MetricCollection
 
-__all__ = ["capture", "restore"]
+__all__ = ["capture", "known", "restore"]
 
 _SEEN: Final = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """The logger connector's dictionaries behind ``trainer.callback_metrics`` and its like."""
@@ -84,6 +84,12 @@ def restore(trainer: Any, saved: Mapping[str, Any], *, inside_epoch: bool) -> tu
                 continue  # told above
             results[key] = _result_of(trainer, results, state, own.get(attribute))
     return tuple(notes)
+
+
+def known(trainer: Any) -> Mapping[str, Any]:
+    """What callbacks were shown last; no mean is formed for it, as ``trainer.callback_metrics`` would."""
+    shown: Mapping[str, Any] = trainer._logger_connector._callback_metrics
+    return shown
 
 
 def _metrics_of(module: torch.nn.Module) -> Iterator[tuple[str, Metric, dict[str, Any]]]:
