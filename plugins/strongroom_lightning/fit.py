@@ -278,7 +278,6 @@ class Fit:
     def _save_if_due(self, moment: Moment) -> None:
         """Save if it is due.
 
-
         With ``monitor``, a save that is due before the metric is there is not put off, since the run may need
         it; but once the metric is there, what it was measured on is saved too.
         """
@@ -288,7 +287,8 @@ class Fit:
         if self._last is None:
             return
         is_asked_for, self._is_asked_for = self._is_asked_for, False
-        is_due = is_asked_for or self._intervals.decide(moment, self._last).save
+        by_interval = self._intervals.decide(moment, self._last).save
+        is_due = by_interval or is_asked_for
         measured = Measured()
         if self._ranking.rule.monitor is not None and (is_due or moment.is_validated or moment.is_epoch_end):
             measured = self._measure(moment)
@@ -296,7 +296,7 @@ class Fit:
                 raise ConfigError(measured.problem)
         is_late = self._ranking.is_behind and measured.score is not None and moment.step != self._last.step
         if is_due or is_late:
-            self.save(moment, measured.score)
+            self.save(moment, measured.score, by_interval=by_interval)
         if is_due and measured.is_missing:
             self._say_that_metric_is_missing(moment)
         if is_asked_for:
@@ -340,13 +340,16 @@ class Fit:
             self._has_warned = True
             rank_zero_warn(f"Strongroom: {told}")
 
-    def save(self, moment: Moment, score: float | None = None) -> None:
+    def save(self, moment: Moment, score: float | None = None, *, by_interval: bool = False) -> None:
         """Save where training stands.
 
         Args:
             score: what was measured on these very weights of the metric that the run is ranked by.
+            by_interval: it was due, and so is a ranked one where this has no score.
         """
-        self._ranking.begin(moment.step, score)  # what the callback's state says is part of the save
+        self._ranking.begin(
+            moment.step, score, is_owed=by_interval
+        )  # what the callback's state says is part of the save
         try:
             handle = self._save(moment)
         except BaseException:

@@ -117,7 +117,7 @@ class Ranking:
         root: the run's.
 
     Attributes:
-        is_behind: something was saved since the last ranked save, without a score.
+        is_behind: since the last ranked save one was due that had no score.
     """
 
     def __init__(self, rule: RankingRule, root: str) -> None:
@@ -184,20 +184,28 @@ class Ranking:
         order = self._scores.best_first()[: self.rule.best]
         return order.index(step) + 1 if step in order else None
 
-    def begin(self, step: int, score: float | None) -> None:
-        """A save is about to be made. What the callback's state says from here on is part of it."""
-        if self.rule.monitor is None or self.rule.best == 0:
-            score = None
+    def begin(self, step: int, score: float | None, *, is_owed: bool) -> None:
+        """A save is about to be made. What the callback's state says from here on is part of it.
+
+        Args:
+            is_owed: without a score, it leaves a ranked save to be made.
+        """
         self._begun[step] = None
-        if score is not None:
-            self._scores.put(step, score)
-            self._current = score
-        self.is_behind = score is None
+        if self.rule.monitor is None or self.rule.best == 0:
+            return
+        if score is None:
+            self.is_behind = self.is_behind or is_owed
+            return
+        self._scores.put(step, score)
+        self._current = score
+        self.is_behind = False
 
     def give_up(self, step: int) -> None:
         """It was not made."""
         self._begun.pop(step, None)
-        self._scores.drop(step)
+        if step in self._scores.by_step():
+            self._scores.drop(step)
+            self.is_behind = True
 
     def follow(self, step: int, handle: SaveHandle) -> None:
         """It is under way."""

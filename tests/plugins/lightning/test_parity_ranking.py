@@ -310,10 +310,10 @@ def committed(step: int, root: Path) -> SaveHandle:
 def test_a_save_that_is_under_way_or_has_failed_is_not_the_best(root: Path) -> None:
     run(root, trainer={"max_epochs": 1})
     tried = ranking(root)
-    tried.begin(2, 0.5)
+    tried.begin(2, 0.5, is_owed=True)
     tried.follow(2, committed(2, root))
     assert tried.best_steps() == [2]
-    tried.begin(4, 0.1)
+    tried.begin(4, 0.1, is_owed=True)
     under_way = SaveHandle(4)
     tried.follow(4, under_way)
     assert tried.best_steps() == [2]
@@ -322,3 +322,14 @@ def test_a_save_that_is_under_way_or_has_failed_is_not_the_best(root: Path) -> N
     under_way.fail(SaveError("the disk is full"))
     assert tried.best_steps() == [2]
     assert list(tried.state_dict()["scores"]) == [2]
+    assert tried.is_behind  # one that is ranked is still to be made
+
+
+def test_a_save_by_hand_leaves_no_ranked_one_to_be_made(root: Path) -> None:
+    class ByHand(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 1:
+                trainer.save_checkpoint("strongroom://latest")
+
+    run(root, SCORES, callbacks=[ByHand()], monitor="score", save_top_k=-1, every_n_epochs=2)
+    assert steps(root) == [1, 4, 8]
