@@ -402,6 +402,7 @@ UNRECORDED = {
     "Checkpointer.wait": "it waits for a save, which tells its own end",
     "Checkpointer.close": "likewise; it sees the record out of the process",
     "Checkpointer.replication": "it tells what this process knows, and looks at nothing",
+    "Checkpointer.confer": "the ranks talk to each other, and nothing is looked at",
 }
 """Operations that record nothing themselves, and why."""
 

@@ -16,7 +16,7 @@ from launching import Job, Launcher
 
 __all__ = ["Crew", "CrewError", "Crews"]
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 class CrewError(AssertionError):

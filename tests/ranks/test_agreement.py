@@ -219,9 +219,8 @@ rank, folder, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 checkpointer = Checkpointer(f"{folder}/run", timeout_s=1 if how == "alone" else 60)
 if how == "alone" and rank == 1:
-    # Never takes what rank 0 has sent it.
-    import time
-    time.sleep(3)
+    # Never takes what rank 0 has sent it, and is there until that one has ended.
+    sys.stdin.read()
     sys.exit(0)
 handle = checkpointer.save(1, {"t": torch.ones(2)})
 if how != "kept":
@@ -235,6 +234,7 @@ def test_scripts_end_in_order_and_the_last_save_with_them(tmp_path: Path, how: s
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SCRIPT, str(rank), str(tmp_path), how],
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
