@@ -16,6 +16,7 @@ from strongroom.resume import ResumeMode, SaveIntervals, SpotNotice, check_signa
 from strongroom.resume.mode import check_resume_mode
 from strongroom.resume.skipping import SkipMode, check_skip_mode
 from strongroom_lightning.encoding import Unencodable, check_unencodable
+from strongroom_lightning.escapes import EscapePolicy, check_escapes
 from strongroom_lightning.label import Label
 from strongroom_lightning.ranking import RankingRule
 
@@ -47,6 +48,7 @@ class Arguments:
         running_metrics: means that are being formed, and the metrics' states, are part of a checkpoint.
         accept_older: going back further than usual is meant.
         unencodable: what becomes of values without an encoding.
+        escapes: what becomes of what else writes the state of a sealed run.
         provenance: what the user says of the run.
         preemption_signals: those that tell a fit to stop.
         spot_notice: the user's function that knows of a notice.
@@ -68,6 +70,7 @@ class Arguments:
     running_metrics: bool
     accept_older: bool
     unencodable: Unencodable
+    escapes: EscapePolicy
     provenance: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
     preemption_signals: tuple[signal.Signals, ...]
     spot_notice: SpotNotice | None
@@ -116,6 +119,7 @@ class Arguments:
         spot_notice: SpotNotice | None,
         spot_notice_every_s: float,
         tolerate_failures: int,
+        escapes: str | None,
     ) -> Arguments:
         """Check what the callback was given.
 
@@ -145,6 +149,7 @@ class Arguments:
             running_metrics=running_metrics,
             accept_older=accept_older,
             unencodable=check_unencodable(unencodable),
+            escapes=check_escapes(escapes),
             provenance=provenance,
             preemption_signals=check_signals(preemption_signals),
             spot_notice=_check_notice(spot_notice),
@@ -170,6 +175,11 @@ class Arguments:
     def is_own(self, root: str) -> bool:
         """Whether ``root`` is the run's own, however it is written."""
         return root == self.dirpath or os.path.realpath(root) == os.path.realpath(self.dirpath)
+
+    @property
+    def options_elsewhere(self) -> dict[str, Any]:
+        """What a Checkpointer of any other root is told."""
+        return {key: value for key, value in self.options.items() if key not in _OWN_ROOT_ONLY}
 
     def options_for(self, root: str) -> dict[str, Any]:
         """What a `strongroom.Checkpointer` of ``root`` is told."""

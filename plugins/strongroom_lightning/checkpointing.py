@@ -22,6 +22,7 @@ from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.by_hand import ByHand
+from strongroom_lightning.escapes import guard, policy_seals
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
@@ -108,6 +109,9 @@ class Checkpointing(Attributes):
         spot_notice_every_s: seconds between its answer and the next question.
         tolerate_failures: how many saves in a row may fail in the background, loudly, before that ends the
             fit.
+        escapes: where the policy seals, what becomes of what else writes the run's state, such as a
+            ``ModelCheckpoint`` or a finder: ``"seal"`` (as None) seals that too, ``"refuse"`` is an error,
+            ``"warn"`` lets it write in the clear. Without a policy that seals it changes nothing.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
@@ -160,6 +164,7 @@ class Checkpointing(Attributes):
         spot_notice: Callable[[], bool | str | None] | None = None,
         spot_notice_every_s: float = 5.0,
         tolerate_failures: int = 0,
+        escapes: Literal["seal", "refuse", "warn"] | None = None,
     ) -> None:
         super().__init__()
         self._arguments = Arguments.of(
@@ -200,6 +205,7 @@ class Checkpointing(Attributes):
             spot_notice=spot_notice,
             spot_notice_every_s=spot_notice_every_s,
             tolerate_failures=tolerate_failures,
+            escapes=escapes,
         )
         self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}
@@ -214,6 +220,10 @@ class Checkpointing(Attributes):
     # ------------------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if policy_seals(self._arguments.options["security"]):
+            others = [one for one in trainer.checkpoint_callbacks if not isinstance(one, Checkpointing)]
+            options = self._arguments.options_elsewhere
+            guard(trainer, self.namespace, others, self._arguments.escapes, options)
         if getattr(trainer, "fast_dev_run", False) or seam.is_only_tuning(trainer):
             return
         seam.check_supported(trainer, self.namespace)

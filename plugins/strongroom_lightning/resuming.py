@@ -60,6 +60,7 @@ class Resuming:
         self._fit = fit
         self._is_first_run = is_first_run
         self._restored: dict[str, Any] | None = None
+        self._has_chosen = False
 
     def watch(self, replace: seam.Replace) -> None:
         """Be asked where Lightning chooses, reads and loads."""
@@ -74,8 +75,11 @@ class Resuming:
 
     def _resume_start(self, original: Callable[..., None]) -> Callable[..., None]:
         def resume_start(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
-            uri = CheckpointUri.of(checkpoint_path)
-            if uri is not None:
+            is_again, self._has_chosen = self._has_chosen, True
+            uri = None if is_again else CheckpointUri.of(checkpoint_path)
+            if is_again:
+                pass  # a finder takes back its own trial, inside of this stage
+            elif uri is not None:
                 checkpoint_path = self._restore_named(uri)
             elif self._fit is not None:
                 checkpoint_path = self._restore_newest(self._fit, checkpoint_path)
@@ -168,8 +172,9 @@ class Resuming:
         if self._fit is not None:
             if position is None:
                 rank_zero_warn(
-                    f"Strongroom: step {restored.step} of {root} was saved by hand while a step was under "
-                    f"way, and where its data stood is not known: this resume is Lightning's own, not exact"
+                    f"Strongroom: step {restored.step} of {root} was saved while a step was under way, by "
+                    f"hand or by another callback, and where its data stood is not known: this resume is "
+                    f"Lightning's own, not exact"
                 )
             self._fit.resume_from(position, rng, measured)
             self._fit.left_at = restored.step if root == self._root else None

@@ -44,10 +44,12 @@ __all__ = [
     "note_sigterm",
     "remember_reload",
     "repeat_epoch_settings",
+    "replace_for_good",
     "requeue_signal",
     "saves_after_validation",
     "settle",
     "sigterm_exception",
+    "writers_of_state",
 ]
 
 _OLDEST: Final = (2, 5)
@@ -57,7 +59,13 @@ _NEEDED: Final = {
     "_checkpoint_connector": ("_parse_ckpt_path", "dump_checkpoint", "resume_start"),
     "_logger_connector": ("callback_metrics",),
     "_signal_connector": ("_original_handlers", "received_sigterm", "register_signal_handlers"),
-    "strategy": ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict", "optimizers"),
+    "strategy": (
+        "save_checkpoint",
+        "load_checkpoint",
+        "load_model_state_dict",
+        "load_optimizer_state_dict",
+        "optimizers",
+    ),
     "fit_loop": (
         "_can_stop_early",
         "_combined_loader",
@@ -171,6 +179,11 @@ class Replacements:
 _ABSENT: Final = object()
 
 
+def replace_for_good(owner: object, name: str, make: Callable[[Method], Method]) -> None:
+    """Let ``owner.name`` be what ``make`` returns for the method that was there, while the owner lives."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
 def settle(fit_loop: Any) -> None:
     """Tell the loops that they go on as if nothing had been restored.
 
@@ -197,6 +210,30 @@ def finders(trainer: Any, namespace: Namespace) -> list[str]:
     """The Trainer's callbacks that search for a batch size or learning rate when a fit begins."""
     kinds = (namespace.callbacks.BatchSizeFinder, namespace.callbacks.LearningRateFinder)
     return [type(one).__name__ for one in trainer.callbacks if isinstance(one, kinds)]
+
+
+def writers_of_state(trainer: Any, namespace: Namespace, others: Sequence[Any]) -> list[str]:
+    """What in the Trainer writes checkpoints besides ours, in words, and what uploads these.
+
+    Args:
+        others: the Trainer's checkpoint callbacks that are none of ours.
+    """
+    kinds = namespace.callbacks
+    default = trainer.default_root_dir
+    found = [f"{type(one).__name__} (to {getattr(one, 'dirpath', None) or default})" for one in others]
+    found += [
+        f"{type(one).__name__} (to {default}, for its trials)"
+        for one in trainer.callbacks
+        if isinstance(one, kinds.BatchSizeFinder | kinds.LearningRateFinder)
+    ]
+    if others:
+        # They are handed what a ModelCheckpoint wrote, and only where they were told to.
+        found += [
+            f"{type(one).__name__} (uploads what {type(others[0]).__name__} writes)"
+            for one in trainer.loggers
+            if any(getattr(one, name, False) for name in ("_log_model", "_log_model_checkpoints"))
+        ]
+    return found
 
 
 def has_stopped_early(trainer: Any, namespace: Namespace) -> bool:
