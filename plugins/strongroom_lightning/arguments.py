@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from strongroom import OnChange, RaiseAtOnce, Tier, Tolerate
-from strongroom.config import OnFailure, check_count, check_seconds
+from strongroom.config import OnFailure, check_count, check_seconds, load_policy
 from strongroom.errors import ConfigError
 from strongroom.resume import ResumeMode, SaveIntervals, SpotNotice, check_signals
 from strongroom.resume.mode import check_resume_mode
@@ -46,6 +46,7 @@ class Arguments:
         resume: whether the first fit takes up what is there.
         skip: how a resume inside an epoch passes over the batches that were trained on.
         running_metrics: means that are being formed, and the metrics' states, are part of a checkpoint.
+        log_saves: the Trainer's loggers are told what saves cost.
         accept_older: going back further than usual is meant.
         unencodable: what becomes of values without an encoding.
         escapes: what becomes of what else writes the state of a sealed run.
@@ -68,6 +69,7 @@ class Arguments:
     resume: ResumeMode
     skip: SkipMode
     running_metrics: bool
+    log_saves: bool
     accept_older: bool
     unencodable: Unencodable
     escapes: EscapePolicy
@@ -120,6 +122,8 @@ class Arguments:
         spot_notice_every_s: float,
         tolerate_failures: int,
         escapes: str | None,
+        config: str | os.PathLike[str] | None,
+        log_saves: bool,
     ) -> Arguments:
         """Check what the callback was given.
 
@@ -130,8 +134,17 @@ class Arguments:
             every_n_epochs = 1
         if save_last not in {None, True, False, "link"}:
             raise ConfigError(f"save_last must be True, False, 'link' or None; got {save_last!r}")
+        root = _expanded(dirpath)
+        if config is not None:
+            if security is not None:
+                raise ConfigError("config= names the policy's file too: give it or security=, not both")
+            security = load_policy(config)
+            placement = getattr(security, "placement", None)
+            if placement is not None:
+                placed = placement.place(root)
+                root, replicate_to = placed.root, replicate_to or placed.replicate_to
         return cls(
-            dirpath=_expanded(dirpath),
+            dirpath=root,
             # 0 is how Lightning's users switch an interval off.
             intervals=SaveIntervals(
                 every_n_steps=None if every_n_train_steps == 0 else every_n_train_steps,
@@ -147,6 +160,7 @@ class Arguments:
             resume=check_resume_mode(resume),
             skip=check_skip_mode(skip),
             running_metrics=running_metrics,
+            log_saves=log_saves,
             accept_older=accept_older,
             unencodable=check_unencodable(unencodable),
             escapes=check_escapes(escapes),

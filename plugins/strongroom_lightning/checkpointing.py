@@ -23,6 +23,7 @@ from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.by_hand import ByHand
 from strongroom_lightning.escapes import guard, policy_seals
+from strongroom_lightning.figures import Figures
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
@@ -112,6 +113,9 @@ class Checkpointing(Attributes):
         escapes: where the policy seals, what becomes of what else writes the run's state, such as a
             ``ModelCheckpoint`` or a finder: ``"seal"`` (as None) seals that too, ``"refuse"`` is an error,
             ``"warn"`` lets it write in the clear. Without a policy that seals it changes nothing.
+        config: a policy's file that says everything for a platform: sealing, signing, audit, and by
+            ``[storage]`` the root below which ``dirpath`` lies and the tiers. Stands for ``security``.
+        log_saves: whether the Trainer's loggers are told what each save costs, as ``strongroom/...``.
 
     Raises:
         ConfigError: an argument that cannot work; from ``fit``, a Trainer that is not supported.
@@ -165,6 +169,8 @@ class Checkpointing(Attributes):
         spot_notice_every_s: float = 5.0,
         tolerate_failures: int = 0,
         escapes: Literal["seal", "refuse", "warn"] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        log_saves: bool = True,
     ) -> None:
         super().__init__()
         self._arguments = Arguments.of(
@@ -206,12 +212,15 @@ class Checkpointing(Attributes):
             spot_notice_every_s=spot_notice_every_s,
             tolerate_failures=tolerate_failures,
             escapes=escapes,
+            config=config,
+            log_saves=log_saves,
         )
         self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.monotonic
         self._replacements = seam.Replacements()
         self._fit: Fit | None = None
+        self._figures = Figures()
         self._by_hand = ByHand(self.namespace, self._arguments, self._open)
         self._last_trainer: weakref.ref[Any] | None = None
         self._left_at: int | None = None
@@ -257,6 +266,7 @@ class Checkpointing(Attributes):
         if self._fit is not None:
             self._by_hand.fit_begins(self._fit)
             self._fit.watch(self._replacements.replace)
+            self._figures.watch(trainer, self._replacements.replace)
             self._fit.preempting.watch(self._replacements.replace)
             self._fit.preempting.begin()
 
@@ -269,6 +279,7 @@ class Checkpointing(Attributes):
                 fit.checkpointer.close()
             finally:
                 fit.preempting.end()
+                self._figures.log(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         fit = self._leave()
@@ -287,6 +298,7 @@ class Checkpointing(Attributes):
                 )
         finally:
             fit.preempting.end()
+            self._figures.log(trainer)
 
     # Not ``state_dict``: of two that have one Lightning complains, before ``setup`` could say what to do.
 
@@ -317,7 +329,7 @@ class Checkpointing(Attributes):
             trainer,
             self.namespace,
             self._arguments,
-            self._open(self.dirpath),
+            self._open(self.dirpath, events=(self._figures,) if self._arguments.log_saves else ()),
             self._ranking,
             is_tuning=lambda: all(one is not self for one in trainer.callbacks),
             clock=self._now,

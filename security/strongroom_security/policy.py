@@ -21,6 +21,7 @@ from strongroom.auditing import NO_AUDIT, Auditor
 from strongroom.config import check_digest
 from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
+from strongroom.placement import Placement
 from strongroom.roles import Role
 from strongroom.sealing import Sealing
 from strongroom.signing import Guard, Signing, Trust
@@ -77,6 +78,7 @@ _MEMBERS: Final = {
         "also",
         "credentials",
     ),
+    "storage": ("root", "replicate_to"),
 }
 """What each section may say; for code there is more."""
 
@@ -104,6 +106,8 @@ class SecurityPolicy:
         role: what this process may do to a root, and by whose credentials; None: no opinion. `ActAs` is one.
         audit: who touched what goes on record; None: it does not.
         auditor: keeps that record. It comes from ``audit``; give one only in its place.
+        placement: where runs lie, for front ends that are given the file as their ``config``; None: where the
+            program says.
     """
 
     digest: DigestAlgorithm | None = None
@@ -116,6 +120,7 @@ class SecurityPolicy:
     role: Role | None = None
     audit: Audit | None = None
     auditor: Auditor = NO_AUDIT
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         if self.digest is not None:
@@ -282,6 +287,12 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
         if section in document:
             _check_section(document[section], section, wrong)
     base = path.parent
+    placement = None
+    if "storage" in document:
+        try:
+            placement = Placement(**document["storage"], base=base)
+        except ConfigError as error:
+            raise wrong(f"[storage]: {error}", "storage") from None
     try:
         return SecurityPolicy(
             digest=digest,
@@ -290,6 +301,7 @@ def _policy(document: Mapping[str, Any], text: str, path: Path) -> SecurityPolic
             verify=Verify(**document["verify"], base=base) if "verify" in document else None,
             role=ActAs(**document["role"], base=base) if "role" in document else None,
             audit=Audit(**document["audit"], base=base) if "audit" in document else None,
+            placement=placement,
         )
     except WrongMemberError as error:
         raise wrong(str(error), error.section, error.member, element=error.element) from None
