@@ -32,6 +32,7 @@ from strongroom_lightning import contents
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.strategies import whole_weights
 from strongroom_lightning.uri import CheckpointUri
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class ByHand:
                 f"save_checkpoint({path!r}) would leave the weights for anyone to read, and the policy seals "
                 f"them; `strongroom export {self._arguments.dirpath} --to FOLDER` does that where it is meant"
             )
-        weights = trainer.strategy.lightning_module_state_dict()  # of all ranks together
+        weights = whole_weights(trainer)  # of all ranks together
         if trainer.is_global_zero:
             write_weights(path, weights)
         trainer.strategy.barrier("StrongroomCheckpoint.save_checkpoint")
@@ -173,21 +174,23 @@ class ByHand:
         ending = self._ending if fit is None else fit.ending
         now = RngState.capture() if fit is None else fit.data.random_state()
         loops = {} if ending is None else {"fit_loop": ending.fit_loop}
-        state, _ = contents.gather(trainer, self._encoding.of, weights_only=weights_only, loops=loops)
-        if fit is None:
-            now.restore()
-        else:
-            fit.data.put_back(now)  # a hook may draw; saving must not change the run
-        if not weights_only:
-            position = None if ending is None else ending.position
-            rng = now if ending is None else ending.rng
-            state["position"] = PerRank(None if position is None else position.to_state())
-            state["rng"] = PerRank(rng.to_state())
         # Such a root may be written again, and only such a one: the core refuses that of another run.
         where = root if "://" in root else os.path.realpath(root)
         run_id = f"by-hand-{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}"
         metrics = contents.scalars(trainer.callback_metrics)
         with self._open(root, run_id=run_id, keep=KeepLast(count=1)) as apart:
+            state, _ = contents.gather(
+                trainer, self._encoding.of, apart.confer, weights_only=weights_only, loops=loops
+            )
+            if fit is None:
+                now.restore()
+            else:
+                fit.data.put_back(now)  # a hook may draw; saving must not change the run
+            if not weights_only:
+                position = None if ending is None else ending.position
+                rng = now if ending is None else ending.rng
+                state["position"] = PerRank(None if position is None else position.to_state())
+                state["rng"] = PerRank(rng.to_state())
             apart.save(trainer.global_step, state, metrics=metrics).result()
         rank_zero_info(f"Strongroom: step {trainer.global_step} is saved in {root}")
         if not weights_only and fit is not None and ending is None:

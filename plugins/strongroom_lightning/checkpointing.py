@@ -29,6 +29,7 @@ from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Ranking
 from strongroom_lightning.resuming import Resuming
+from strongroom_lightning.strategies import check_strategy
 from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["Checkpointing"]
@@ -236,6 +237,7 @@ class Checkpointing(Attributes):
         if getattr(trainer, "fast_dev_run", False) or seam.is_only_tuning(trainer):
             return
         seam.check_supported(trainer, self.namespace)
+        check_strategy(trainer, self.namespace)
         same = [one for one in trainer.callbacks if isinstance(one, Checkpointing)]
         if len(same) > 1:
             raise ConfigError(

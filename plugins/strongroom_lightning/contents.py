@@ -4,7 +4,7 @@
 
     {"model": the LightningModule, "optimizers": [its optimizers], "lightning": all else that Lightning
      puts into a checkpoint, "position": where the data stood, "rng": the random states,
-     "metrics": what was measured so far, unless it is left out}
+     "metrics": what was measured so far, unless it is left out, "job": how many processes shared the data}
 
 Model and optimizers are handed to the core as themselves. The rest is what `dump_checkpoint` gives, so that
 ``on_save_checkpoint`` hooks run in Lightning's order, see the whole dictionary and may change it.
@@ -16,23 +16,31 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from strongroom import PerRank
 from strongroom.errors import StateMismatchError
-from strongroom.resume import DataPosition, RngState, described
+from strongroom.resume import DataPosition, JobShape, RngState, described
+from strongroom.resume.dividing import Confer, mark_differing
+from strongroom_lightning.strategies import as_they_are, data_replicas
 
 __all__ = [
     "check_fits",
     "gather",
     "hyper_parameters",
     "in_lightnings_form",
+    "job_shape",
     "not_ours",
     "restored_parts",
     "scalars",
+    "template",
 ]
 
 _PARTS: Final = ("model", "lightning")
 """What every checkpoint of this front end holds. One of the model alone holds nothing else."""
+
+_OF_A_RESUME: Final = ("optimizers", "position", "rng", "metrics", "job")
+"""What a checkpoint that can be resumed from holds besides; all of it, so that a template can ask for it."""
 
 _NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")
 
@@ -40,35 +48,71 @@ _NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")
 def gather(
     trainer: Any,
     encoded: Callable[[Mapping[str, Any]], dict[str, Any]],
+    confer: Confer,
     *,
     weights_only: bool = False,
     loops: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The state to save, position and random states aside, and the states of loaders that keep their own.
+    """The state to save, and the states of loaders that keep their own; for all ranks.
+
+    What a resume needs besides stands at None, for whoever knows it. What of Lightning's own part differs
+    between ranks is marked, and each gets its own back.
 
     Args:
         trainer: Lightning's.
         encoded: replaces what cannot be stored of Lightning's own part and the users' values in it.
+        confer: how the ranks talk.
         weights_only: leave out what training would go on with; of callbacks, no hook is called then.
         loops: what Lightning's loops are to be found at; None: where they are.
         more: what else belongs to "lightning".
     """
-    checkpoint = {**trainer._checkpoint_connector.dump_checkpoint(weights_only), **(more or {})}
-    checkpoint["loops"] = {**checkpoint["loops"], **(loops or {})}
-    model_state = checkpoint.pop("state_dict")
-    # References; the core names and copies the optimizers' state itself.
-    checkpoint.pop("optimizer_states", None)
-    loader_states = checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", ())
+    model_state: Mapping[str, Any] = {}
+    loader_states: tuple[Any, ...] = ()
+
+    def rest() -> dict[str, Any]:
+        nonlocal model_state, loader_states
+        with as_they_are(trainer):
+            dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only)
+        checkpoint = {**dumped, **(more or {})}
+        checkpoint["loops"] = {**checkpoint["loops"], **(loops or {})}
+        model_state = checkpoint.pop("state_dict")
+        # References; the core names and copies the optimizers' state itself.
+        checkpoint.pop("optimizer_states", None)
+        loader_states = tuple(checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", ()))
+        return encoded(checkpoint)
+
+    lightning = rest() if trainer.world_size == 1 else mark_differing("lightning", rest, confer)
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
     model = module if _is_same(model_state, module.state_dict()) else model_state
-    checkpoint = encoded(checkpoint)
-    rest = checkpoint if trainer.world_size == 1 else PerRank(checkpoint)
-    state = {"model": model, "lightning": rest}
+    state = {"model": model, "lightning": lightning}
     if not weights_only:
+        state |= dict.fromkeys(_OF_A_RESUME)
         state["optimizers"] = list(trainer.optimizers)
-    return state, tuple(loader_states)
+        state["job"] = PerRank(job_shape(trainer).to_state())
+    return state, loader_states
+
+
+def template(trainer: Any, *, resumes: bool) -> dict[str, Any]:
+    """What a restore in place fills: the module and the optimizers as themselves, the rest by its name."""
+    state: dict[str, Any] = {"model": trainer.lightning_module, "lightning": None}
+    if resumes:
+        state |= dict.fromkeys(_OF_A_RESUME)
+        state["optimizers"] = list(trainer.optimizers)
+    return state
+
+
+def job_shape(trainer: Any) -> JobShape:
+    """How this job divides its data, as far as its loaders say."""
+    combined = trainer.fit_loop._combined_loader
+    loaders = combined.flattened if combined is not None else ()
+    sizes = {getattr(loader, "batch_size", None) for loader in loaders}
+    return JobShape(
+        world_size=trainer.world_size,
+        replicas=data_replicas(trainer.strategy),
+        batch_size=sizes.pop() if len(sizes) == 1 else None,
+    )
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -140,10 +184,15 @@ def not_ours(
 
 def in_lightnings_form(state: Mapping[str, Any]) -> dict[str, Any]:
     """The dictionary that Lightning's ``load_checkpoint`` returns."""
-    checkpoint = {**state["lightning"], "state_dict": state["model"]}
+    checkpoint = {**state["lightning"], "state_dict": _as_state(state["model"])}
     if "optimizers" in state:
-        checkpoint["optimizer_states"] = list(state["optimizers"])
+        checkpoint["optimizer_states"] = list(map(_as_state, state["optimizers"]))
     return checkpoint
+
+
+def _as_state(value: Any) -> Any:
+    """What was filled in place, as hooks look at it."""
+    return value.state_dict() if isinstance(value, torch.nn.Module | torch.optim.Optimizer) else value
 
 
 def check_fits(
@@ -178,6 +227,8 @@ def _is_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 def _is_same_memory(left: object, right: object) -> bool:
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return type(left) is type(right)
+    if isinstance(left, DTensor) and isinstance(right, DTensor):
+        left, right = left.to_local(), right.to_local()
     return (
         left.data_ptr() == right.data_ptr()
         and left.shape == right.shape

@@ -48,6 +48,14 @@ class TrainingData:
         """Let the fit that is being set up go on from here."""
         self._resume_from = (position, rng)
 
+    def move(self, batches: Callable[[int], int]) -> DataPosition:
+        """Go on from another batch of the epoch than the checkpoint has, and with no loader's own state."""
+        if self._resume_from is None:
+            raise ConfigError("nothing is resumed")
+        position, rng = self._resume_from
+        self._resume_from = (position.after(batches(position.batches)), rng)
+        return self._resume_from[0]
+
     @property
     def _loaders(self) -> list[Any]:
         combined = self._fit_loop._combined_loader

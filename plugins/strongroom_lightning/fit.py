@@ -13,7 +13,15 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from strongroom import Checkpointer, PerRank
 from strongroom.errors import ConfigError, SaveError
 from strongroom.handle import SaveHandle
-from strongroom.resume import DataPosition, LastSave, Moment, RngState, StopNotice
+from strongroom.resume import (
+    DataPosition,
+    JobShape,
+    LastSave,
+    Moment,
+    RngState,
+    StopNotice,
+    batches_behind,
+)
 from strongroom_lightning import contents, metrics, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.data import TrainingData, tell_of_differences
@@ -21,6 +29,7 @@ from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Measured, Ranking
+from strongroom_lightning.strategies import check_optimizers
 
 __all__ = ["Ending", "Fit"]
 
@@ -87,6 +96,7 @@ class Fit:
         self._measured: Mapping[str, Any] | None = None
         self.encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
+        self._job_before: JobShape | None = None
         self._newest: SaveHandle | None = None
         self.preempting = preempting
         self._is_asked_for = False
@@ -114,15 +124,18 @@ class Fit:
         position: DataPosition | None,
         rng: RngState | None,
         measured: Mapping[str, Any] | None = None,
+        job: JobShape | None = None,
     ) -> None:
         """Let training go on from here, once Lightning has loaded the rest; without a position, its way.
 
         Args:
+            job: which had come so far.
             measured: what `strongroom_lightning.metrics` gave, where the checkpoint has it.
         """
         if position is not None and rng is not None:
             self._data.resume_from(position, rng)
             self._measured = measured
+            self._job_before = job
         self.is_restoring = True
 
     @property
@@ -160,6 +173,7 @@ class Fit:
     def _run_start(self, original: Callable[[], None]) -> Callable[[], None]:
         def on_run_start() -> None:
             original()  # every on_train_start hook included
+            check_optimizers(self._trainer)
             self.encoding.check(self._trainer)
             self._intervals = replace(
                 self._intervals,
@@ -178,6 +192,7 @@ class Fit:
                     "on, leave the early stopping out, or pass ckpt_path='strongroom://latest'"
                 )
             if self._data.is_resuming_inside_epoch:
+                self._go_on_in_this_job()
                 seam.repeat_epoch_settings(self._trainer, self._namespace)
             measured, self._measured = self._measured, None
             if measured is not None:
@@ -188,6 +203,20 @@ class Fit:
             self._answer(self.preempting.at_boundary(), self._moment())
 
         return on_run_start
+
+    def _go_on_in_this_job(self) -> None:
+        """Where the data are divided among more or fewer than before, go on behind what those had taken."""
+        before, now = self._job_before, contents.job_shape(self._trainer)
+        if before is None or before.replicas == now.replicas:
+            return
+        at_once = self._trainer.accumulate_grad_batches
+        position = self._data.move(lambda taken: batches_behind(taken, before, now, multiple_of=at_once)[0])
+        seam.move_inside_epoch(self._trainer.fit_loop, position.batches)
+        rank_zero_info(
+            f"Strongroom: the data of epoch {position.epoch} were divided among {before.replicas} processes, "
+            f"and are now among {now.replicas}, which go on from batch {position.batches}: model and "
+            f"optimizers are exact, and what follows is not what it would have been"
+        )
 
     def _epoch_reset(self, original: Callable[[], None]) -> Callable[[], None]:
         def reset() -> None:
@@ -372,6 +401,7 @@ class Fit:
         state, loader_states = contents.gather(
             self._trainer,
             self.encoding.of,
+            self.checkpointer.confer,
             weights_only=weights_only,
             more={STATE_KEY: ranked} if ranked else None,
         )

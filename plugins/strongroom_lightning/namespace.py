@@ -60,6 +60,11 @@ class Namespace:
             for kind in type(value).__mro__
         )
 
+    def made(self, kind: type, name: str) -> bool:
+        """Whether an attribute of a class comes from a class of this package, or from none at all."""
+        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+        return owner is None or owner.__module__.startswith(f"{self.package}.")
+
 
 LIGHTNING: Final = Namespace(package="lightning.pytorch", fabric="lightning.fabric", distribution="lightning")
 PYTORCH_LIGHTNING: Final = Namespace(

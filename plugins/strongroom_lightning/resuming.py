@@ -15,13 +15,14 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StateMismatchError
-from strongroom.resume import plan_resume
+from strongroom.resume import JobShape, RngState, plan_resume
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Ranking, best_of
+from strongroom_lightning.strategies import restores_in_place
 from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["Resuming"]
@@ -99,7 +100,7 @@ class Resuming:
             if not self._is_first_run and not checkpoint_path and fit.left_at is not None:
                 self._stay_on_line(fit, fit.left_at)
             return checkpoint_path
-        restored = fit.checkpointer.restore(accept_older=self._arguments.accept_older)
+        restored = self._read(fit.checkpointer)
         if restored is None:
             rank_zero_info(f"Strongroom: {plan.nothing_found(self._root)}")
             return checkpoint_path
@@ -115,6 +116,24 @@ class Resuming:
         self._say_if_finished(restored.step)
         return str(CheckpointUri(root=self._root, step=restored.step))
 
+    def _read(self, checkpointer: Checkpointer, step: int | None = None) -> Any:
+        """Restore on every rank: into model and optimizers where they are sharded already, else whole.
+
+        A rank that there was not when it was saved is given what rank 0 had.
+        """
+        trainer, resumes = self._trainer, self._fit is not None
+        accept_older = self._arguments.accept_older
+        if not restores_in_place(trainer.strategy):
+            return checkpointer.restore(step=step, accept_older=accept_older, stand_in=0)
+        return checkpointer.restore(
+            contents.template(trainer, resumes=resumes),
+            step=step,
+            strict=trainer.lightning_module.strict_loading,
+            only=None if resumes else ("model", "lightning"),
+            accept_older=accept_older,
+            stand_in=0,
+        )
+
     def _stay_on_line(self, fit: Fit, step: int) -> None:
         """Let what a further fit saves descend from what the last one saved: restore nothing of it."""
         try:
@@ -129,13 +148,12 @@ class Resuming:
         root = uri.root or self._root
         if self._arguments.is_own(root):
             root = self._root
-        accept_older = self._arguments.accept_older
         step = self._best_step(root, uri) if uri.is_best else uri.step
         if self._fit is not None and root == self._root:
-            restored = self._fit.checkpointer.restore(step=step, accept_older=accept_older)
+            restored = self._read(self._fit.checkpointer, step)
         else:
             with self._open(root) as reader:
-                restored = reader.restore(step=step, accept_older=accept_older)
+                restored = self._read(reader, step)
         if restored is None and uri.may_be_absent:
             rank_zero_warn(
                 f"Strongroom: ckpt_path='last', but {root} holds no checkpoint: nothing is restored"
@@ -176,7 +194,11 @@ class Resuming:
                     f"hand or by another callback, and where its data stood is not known: this resume is "
                     f"Lightning's own, not exact"
                 )
-            self._fit.resume_from(position, rng, measured)
+            if restored.missing and rng is not None:
+                # Rank 0's would have this rank, which there was not, draw the same noise as rank 0.
+                rng, measured = RngState.capture(), None
+            job = restored.state.get("job")
+            self._fit.resume_from(position, rng, measured, None if job is None else JobShape.from_state(job))
             self._fit.left_at = restored.step if root == self._root else None
             if root == self._root:
                 self._ranking.stand_on(restored.step)

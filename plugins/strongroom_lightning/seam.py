@@ -41,6 +41,7 @@ __all__ = [
     "load_states_between_epochs",
     "loader_generators",
     "loader_lengths",
+    "move_inside_epoch",
     "note_sigterm",
     "remember_reload",
     "repeat_epoch_settings",
@@ -106,7 +107,7 @@ def check_supported(trainer: Any, namespace: Namespace) -> None:
     """Refuse, at the start, a Trainer with which saving or resuming could not work.
 
     Raises:
-        ConfigError: another package's Trainer, an unsupported version, or strategy.
+        ConfigError: another package's Trainer, an or an unsupported version.
     """
     if not isinstance(trainer, namespace.root.Trainer):
         raise ConfigError(
@@ -127,12 +128,6 @@ def check_supported(trainer: Any, namespace: Namespace) -> None:
         raise ConfigError(
             f"Lightning {version} is not supported by this release of Strongroom: the Trainer has no "
             f"{', '.join(missing)}; use an older Lightning or a newer Strongroom"
-        )
-    strategies = namespace.strategies
-    if not isinstance(trainer.strategy, strategies.SingleDeviceStrategy | strategies.DDPStrategy):
-        raise ConfigError(
-            f"this release supports one device and DDP, and the Trainer's strategy is "
-            f"{type(trainer.strategy).__name__}; use Trainer(strategy='auto') or strategy='ddp'"
         )
 
 
@@ -199,6 +194,12 @@ def settle(fit_loop: Any) -> None:
         if hasattr(loop, "_resuming_from_checkpoint"):  # since Lightning 2.5.3
             loop._resuming_from_checkpoint = False
         loop.reset_restart_stage()
+
+
+def move_inside_epoch(fit_loop: Any, batches: int) -> None:
+    """Let the epoch that Lightning is about to take up have so many batches behind it."""
+    current = fit_loop.epoch_loop.batch_progress.current
+    current.ready = current.started = current.processed = current.completed = batches
 
 
 def is_only_tuning(trainer: object) -> bool:

@@ -17,6 +17,7 @@ A rank that hangs dumps its stacks, is killed, and fails the test.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import logging
 import multiprocessing
@@ -67,6 +68,7 @@ _PRELOADED = (
 expected_warnings = (
     "ignore:.*does not have many workers:",
     "ignore:.*multi-threaded, use of fork:DeprecationWarning",
+    "ignore:DTensor random operators may not have complete support:UserWarning",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
     "ignore:The number of training batches:",
     "ignore:You defined a `validation_step` but have no `val_dataloader`:",
@@ -125,7 +127,8 @@ def _as_rank(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 
 def _category(name: str) -> type[Warning]:
-    return {"": Warning, "DeprecationWarning": DeprecationWarning, "FutureWarning": FutureWarning}[name]
+    found: type[Warning] = getattr(builtins, name or "Warning")
+    return found
 
 
 # --------------------------------------------------------------------------- a forkserver beside the others'

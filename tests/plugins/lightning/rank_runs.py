@@ -12,12 +12,26 @@ import multiprocess
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset
 
 from strongroom_lightning import StrongroomCheckpoint
 
-__all__ = ["Apart", "Numbers", "RankNet", "Stop", "StoppedError", "rank_by", "train"]
+__all__ = [
+    "Apart",
+    "Numbers",
+    "RankNet",
+    "ShardedNet",
+    "Stop",
+    "StoppedError",
+    "rank_by",
+    "sharded",
+    "train",
+    "whole",
+]
 
 
 class StoppedError(Exception):
@@ -61,6 +75,36 @@ class RankNet(lightning.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class ShardedNet(RankNet):
+    """The same, sharded by ``fully_shard``, or by tensor parallelism, or both; born on the meta device."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.net = None
+
+    def configure_model(self) -> None:
+        if self.net is not None:
+            return
+        with torch.device("meta"):
+            self.net = nn.Sequential(
+                nn.Linear(6, self.hparams.width),
+                nn.Dropout(0.3),
+                nn.ReLU(),
+                nn.Linear(self.hparams.width, 3),
+            )
+        tensor, data = self.device_mesh["tensor_parallel"], self.device_mesh["data_parallel"]
+        if tensor.size() > 1:
+            parallelize_module(self.net, tensor, {"0": ColwiseParallel(), "3": RowwiseParallel()})
+        if data.size() > 1:
+            for part in (self.net[0], self.net[3], self.net):
+                fully_shard(part, mesh=data)
+
+
+def sharded(data: int = 2, tensor: int = 1, *, distributed: bool = True) -> Any:
+    """Lightning's strategy for so many shards."""
+    return ModelParallelStrategy(data, tensor, save_distributed_checkpoint=distributed)
 
 
 class Stop(Callback):

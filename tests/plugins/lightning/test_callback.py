@@ -489,13 +489,6 @@ def test_the_other_packages_trainer_is_refused(root: Path) -> None:
         StrongroomCheckpoint(root).setup(trainer, None, "fit")  # type: ignore[arg-type]
 
 
-def test_a_strategy_that_is_not_supported_is_refused(fit: Any) -> None:
-    strategy = lightning.pytorch.strategies.ModelParallelStrategy()
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
-    with pytest.raises(ConfigError, match="strategy is ModelParallelStrategy"):
-        seam.check_supported(trainer, LIGHTNING)
-
-
 def test_an_old_lightning_is_refused(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightning.pytorch, "__version__", "2.4.0")
     with pytest.raises(ConfigError, match=r"Lightning 2\.4\.0 is too old"):
