@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import fsspec  # type: ignore[import-untyped]
@@ -31,6 +31,12 @@ __all__ = ["read", "teach"]
 
 _MODEL_ALONE: Final = ("model", "lightning")
 """What a module is built and filled from; the optimizers are most of a checkpoint, and not asked for."""
+
+
+_INSTANTIATORS: Final = frozenset(
+    {"lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module"}
+)
+"""What LightningCLI writes there."""
 
 
 def teach(namespace: Namespace) -> None:
@@ -58,7 +64,9 @@ def _or_ours(
         uri = CheckpointUri.of(path_or_url)
         if uri is None:
             return original(path_or_url, map_location, *args, **kwargs)
-        return _moved(in_programs_values(read(uri, keys), namespace), map_location)
+        checkpoint = in_programs_values(read(uri, keys), namespace)
+        _check_names_no_code(checkpoint)
+        return _moved(checkpoint, map_location)
 
     return pl_load
 
@@ -87,6 +95,18 @@ def read(uri: CheckpointUri, keys: tuple[str, ...] | None = None) -> dict[str, A
     if "model" not in restored.state or "lightning" not in restored.state:
         raise contents.not_ours(uri.root, restored.step, restored.state)
     return contents.in_lightnings_form(restored.state)
+
+
+def _check_names_no_code(checkpoint: dict[str, Any]) -> None:
+    """Lightning builds a module by a function that its hyper-parameters name; before 2.6.6, by any."""
+    for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+        given = checkpoint.get(key)
+        named = given.get("_instantiator") if isinstance(given, Mapping) else None
+        if named is not None and named not in _INSTANTIATORS:
+            raise StateMismatchError(
+                f"the checkpoint's {key} name a function to be called, {named!r:.200}; no code is run that a "
+                f"checkpoint names: build the module yourself, and let fit or test load its weights"
+            )
 
 
 def _load_best(root: str, keys: tuple[str, ...] | None) -> Restored:

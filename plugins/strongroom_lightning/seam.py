@@ -56,6 +56,9 @@ __all__ = [
 _OLDEST: Final = (2, 5)
 """The oldest Lightning against which the tests of this front end pass."""
 
+_COMPROMISED: Final = frozenset({"2.6.2", "2.6.3"})
+"""Releases with foreign code in them."""
+
 _NEEDED: Final = {
     "_checkpoint_connector": ("_parse_ckpt_path", "dump_checkpoint", "resume_start"),
     "_logger_connector": ("callback_metrics",),
@@ -120,6 +123,11 @@ def check_supported(trainer: Any, namespace: Namespace) -> None:
         raise ConfigError(
             f"Lightning {version} is too old for StrongroomCheckpoint; "
             f"use {'.'.join(map(str, _OLDEST))} or newer"
+        )
+    if version in _COMPROMISED:
+        raise ConfigError(
+            f"Lightning {version} was published by an intruder and runs code of theirs (Lightning #21691); "
+            f"install another release, and change whatever secrets this machine knows"
         )
     missing = [
         f"{path}.{name}" for path, names in _NEEDED.items() for name in names if not _has(trainer, path, name)
