@@ -68,7 +68,8 @@ class Checkpointing(Attributes):
         save_on_train_epoch_end: True: ``every_n_epochs`` means the epoch's end, whatever validation does;
             False: each validation.
         save_weights_only: checkpoints hold the model alone: nothing can be resumed from them.
-        save_on_exception: save what a run that ends by an exception has reached.
+        save_on_exception: when an exception ends the fit while a batch is being read, save the step before
+            it. In the middle of a step nothing is saved: it would resume as something that never was.
         enable_version_counter: of no effect: a step is saved once.
         verbose: say of each ranked save which place it took.
         resume: ``"auto"`` resumes where there is a checkpoint, ``"must"`` makes its absence an error,
@@ -284,12 +285,17 @@ class Checkpointing(Attributes):
                 self._figures.log(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        fit = self._leave()
+        fit = self._fit
         if fit is None:
+            self._leave()
             return
         self._last_trainer = weakref.ref(trainer)
         is_stop = fit.preempting.is_stop(exception)
         try:
+            try:
+                fit.save_after(exception)
+            finally:
+                self._leave()
             fit.preempting.leave(exception)
             # A run that was told to stop has committed; what is left are copies, and they are worth the wait.
             fit.checkpointer.close(timeout_s=None if is_stop else _DRAIN_S)

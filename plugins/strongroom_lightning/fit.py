@@ -11,7 +11,7 @@ from typing import Any, Final
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, PerRank
-from strongroom.errors import ConfigError, SaveError
+from strongroom.errors import ConfigError, SaveError, StrongroomError
 from strongroom.handle import SaveHandle
 from strongroom.resume import (
     DataPosition,
@@ -29,6 +29,7 @@ from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Measured, Ranking
+from strongroom_lightning.standing import Standing
 from strongroom_lightning.strategies import check_optimizers
 
 __all__ = ["Ending", "Fit"]
@@ -98,6 +99,7 @@ class Fit:
         self._last: LastSave | None = None
         self._job_before: JobShape | None = None
         self._newest: SaveHandle | None = None
+        self._standing: Standing | None = None
         self.preempting = preempting
         self._is_asked_for = False
         self.left_at = left_at
@@ -200,7 +202,9 @@ class Fit:
                 tell_of_differences(metrics.restore(self._trainer, measured, inside_epoch=inside))
             self._ranking.pass_over(metrics.known(self._trainer))
             self._data.training_begins()
-            self._answer(self.preempting.at_boundary(), self._moment())
+            here = self._moment()
+            self._answer(self.preempting.at_boundary(), here)
+            self._stand(here)
 
         return on_run_start
 
@@ -284,6 +288,36 @@ class Fit:
             # That of a save before this one: it is told now, and must not keep the last one away.
             rank_zero_warn(f"Strongroom: {earlier}. Saving step {moment.step} all the same")
         self._answer(notice, moment)
+        self._stand(moment)
+
+    def _stand(self, moment: Moment) -> None:
+        """Know this place, should the next batch fail to come."""
+        looks = self._arguments.save_on_exception and self._last is not None
+        rng = self._data.random_state() if looks else None
+        self._standing = Standing.of(self._trainer, moment, rng)
+
+    def save_after(self, error: BaseException) -> None:
+        """After an error: save where training stood, if nothing has changed since, on any rank.
+
+        Raises:
+            StrongroomError: it could not be saved.
+        """
+        standing, last = self._standing, self._last
+        is_wanted = self._arguments.save_on_exception or self.preempting.is_told
+        # Our own errors say that saving is what failed, or that ranks are lost.
+        if not is_wanted or isinstance(error, StrongroomError) or self.preempting.is_stop(error):
+            return
+        is_held = standing is not None and standing.is_held(self._trainer)
+        why_not = self.preempting.agree_to_save(is_held)
+        if why_not is not None or standing is None or last is None:
+            stands = "there is no checkpoint yet" if self.left_at is None else f"step {self.left_at} stands"
+            rank_zero_warn(f"Strongroom: nothing more is saved after {error!r:.200}: {why_not}; {stands}")
+            return
+        if standing.moment.step != last.step:
+            self.save(standing.moment, rng=standing.rng)
+            rank_zero_info(f"Strongroom: step {standing.moment.step} is saved after {error!r:.200}")
+        if self._newest is not None:
+            self._newest.result()
 
     def _answer(self, notice: StopNotice | None, moment: Moment) -> None:
         """If told to stop: save where all ranks stand, see it committed, and end the fit."""
@@ -369,18 +403,26 @@ class Fit:
             self._has_warned = True
             rank_zero_warn(f"Strongroom: {told}")
 
-    def save(self, moment: Moment, score: float | None = None, *, by_interval: bool = False) -> None:
+    def save(
+        self,
+        moment: Moment,
+        score: float | None = None,
+        *,
+        by_interval: bool = False,
+        rng: RngState | None = None,
+    ) -> None:
         """Save where training stands.
 
         Args:
             score: what was measured on these very weights of the metric that the run is ranked by.
             by_interval: it was due, and so is a ranked one where this has no score.
+            rng: the random states to save, where these have moved on.
         """
         self._ranking.begin(
             moment.step, score, is_owed=by_interval
         )  # what the callback's state says is part of the save
         try:
-            handle = self._save(moment)
+            handle = self._save(moment, rng)
         except BaseException:
             self._ranking.give_up(moment.step)
             raise
@@ -393,9 +435,9 @@ class Fit:
         if self._arguments.verbose and score is not None:
             self._tell_of(moment, score)
 
-    def _save(self, moment: Moment) -> SaveHandle | None:
+    def _save(self, moment: Moment, rng: RngState | None) -> SaveHandle | None:
         data = self._data
-        rng = data.random_state()
+        rng = rng or data.random_state()
         weights_only = self._arguments.save_weights_only
         ranked = self._ranking.state_dict() if weights_only else {}
         state, loader_states = contents.gather(

@@ -41,8 +41,11 @@ __all__ = [
     "load_states_between_epochs",
     "loader_generators",
     "loader_lengths",
+    "loaders_have_workers",
+    "loaders_keep_state",
     "move_inside_epoch",
     "note_sigterm",
+    "progress",
     "remember_reload",
     "repeat_epoch_settings",
     "replace_for_good",
@@ -294,6 +297,39 @@ def repeat_epoch_settings(trainer: Any, namespace: Namespace) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, namespace.callbacks.GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
+
+
+def progress(trainer: Any) -> tuple[int, ...]:
+    """Counters of which one moves as soon as a batch was read, an epoch begins, or validation runs."""
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    return (
+        int(trainer.global_step),
+        int(fit_loop.epoch_progress.current.ready),
+        int(epoch_loop.batch_progress.total.ready),
+        int(epoch_loop.batch_progress.current.ready),
+        int(epoch_loop.val_loop.batch_progress.total.ready),
+    )
+
+
+def loaders_have_workers(fit_loop: Any) -> bool:
+    """Whether every training loader reads in processes of its own."""
+    combined = fit_loop._combined_loader
+    loaders = combined.flattened if combined is not None else ()
+    return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
+
+
+def loaders_keep_state(fit_loop: Any) -> bool:
+    """Whether a training loader, or what it reads from, knows by itself where it stands."""
+    combined = fit_loop._combined_loader
+    return any(
+        hasattr(part, "state_dict")
+        for loader in (combined.flattened if combined is not None else ())
+        for part in (
+            loader,
+            *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")),
+        )
+    )
 
 
 def requeue_signal(trainer: Any) -> signal.Signals | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ from typing import Any
 import multiprocess
 import rank_runs
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
-__all__ = ["At", "Notice", "slowly", "told"]
+__all__ = ["At", "Notice", "cannot_write", "fails", "fails_reading", "slowly", "stops_itself", "told"]
 
 
 class At(Callback):
@@ -74,7 +78,8 @@ def told(
     notice: bool = False,
     checkpoint: dict[str, Any] | None = None,
     callbacks: Sequence[Callable[[], Callback]] = (),
-    slurm: bool = False,
+    slurm: dict[str, str] | None = None,
+    full: bool = False,
     every: int = 1000,
     **options: Any,
 ) -> dict[str, Any]:
@@ -84,7 +89,8 @@ def told(
         place: as `At` has it.
         numbers: signals that come there; or, with ``notice``, a user's function that knows of one.
         whom: the ranks that are told; None: all.
-        slurm: as a job of Slurm's that may be requeued.
+        slurm: as a job of Slurm's that may be requeued, with this environment.
+        full: from then on no file can grow.
         every: at how many steps it saves in any case.
 
     Returns:
@@ -99,25 +105,128 @@ def told(
         spot = Notice(whom or ())
         arguments |= {"spot_notice": spot, "spot_notice_every_s": 0.05}
         act, whom = spot.come, None
-    at = At(place, act, whom)
     seen = _Seen()
-    if slurm:
+    if full:
+        send_all, hard = act, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+        def act() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            send_all()
+
+    if slurm is not None:
+        os.environ.update(slurm)
         options["plugins"] = [_slurm()]
-    found: dict[str, Any] = {"status": None, "error": None}
-    try:
-        found |= rank_runs.train(
+    at = At(place, act, whom)
+    found = outcome(
+        lambda: rank_runs.train(
             root, checkpoint=arguments, callbacks=[lambda: at, lambda: seen, *callbacks], **options
         )
-    except SystemExit as error:
-        found["status"] = error.code
-        found["kind"] = type(error).__name__
-    except BaseException as error:  # noqa: BLE001 - told to the test
-        found["error"] = f"{type(error).__name__}: {error}"
+    )
     found["step"] = seen.trainer.global_step
     found["received"] = seen.trainer.received_sigterm
     found["losses"] = seen.trainer.lightning_module.losses
     found["handlers"] = all(signal.getsignal(number) == one for number, one in before.items())
     return found
+
+
+def outcome(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What it returned, or how it ended.
+
+    Returns:
+        besides: ``status`` of a ``SystemExit`` and its ``kind``, ``error``, ``took_s``; what Strongroom
+        ``warned`` of and ``logged``.
+    """
+    found: dict[str, Any] = {"status": None, "error": None}
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("strongroom").addHandler(handler)
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            found |= act()
+        except SystemExit as error:
+            found |= {"status": error.code, "kind": type(error).__name__}
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            found["error"] = f"{type(error).__name__}: {error}"
+    found["took_s"] = time.monotonic() - began
+    found["warned"] = [str(one.message) for one in warned if "Strongroom" in str(one.message)]
+    found["logged"] = [record.getMessage() for record in records]
+    return found
+
+
+def fails(
+    root: Path,
+    place: str,
+    *,
+    whom: Sequence[int] | None = None,
+    every: int = 1000,
+    save_on_exception: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train, and raise at a place, on some ranks."""
+
+    def act() -> None:
+        raise ValueError("as the test wants it")
+
+    arguments = {"every_n_train_steps": every, "save_on_exception": save_on_exception}
+    at = At(place, act, whom)
+    return outcome(lambda: rank_runs.train(root, checkpoint=arguments, callbacks=[lambda: at], **options))
+
+
+class Broken(rank_runs.Numbers):
+    """Cannot be read on in the middle of a batch, and has drawn noise for part of it by then."""
+
+    def __init__(self, size: int, samples: int) -> None:
+        super().__init__(size)
+        self.left = samples
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the disk is gone")
+        return sample
+
+
+def fails_reading(root: Path, batch: int, *, save_on_exception: bool, **options: Any) -> dict[str, Any]:
+    """Train on data of which a batch, counted from 1, cannot be read."""
+    arguments = {"every_n_train_steps": 1000, "save_on_exception": save_on_exception}
+    data = Broken(24 * multiprocess.world_size(), 4 * batch - 2)
+    return outcome(
+        lambda: rank_runs.train(
+            root, checkpoint=arguments, loader=lambda: DataLoader(data, 4, shuffle=True), **options
+        )
+    )
+
+
+def stops_itself(root: Path, step: int, **options: Any) -> dict[str, Any]:
+    """Train, and let a callback stop training after a step."""
+
+    class Enough(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.should_stop = trainer.global_step == step
+
+    arguments = {"every_n_train_steps": 1000}
+    return outcome(lambda: rank_runs.train(root, checkpoint=arguments, callbacks=[Enough], **options))
+
+
+def cannot_write(root: Path, *, tolerate: int, **options: Any) -> dict[str, Any]:
+    """Train where the save of step 3 cannot write: no file may grow meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Full(Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            fit = trainer.checkpoint_callback._fit
+            deadline = time.monotonic() + 30
+            while fit._newest is not None and not fit._newest.done() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            soft = 0 if trainer.global_step == 2 else limits[0]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, limits[1]))
+
+    arguments = {"every_n_train_steps": 1, "tolerate_failures": tolerate}
+    return outcome(lambda: rank_runs.train(root, checkpoint=arguments, callbacks=[Full], **options))
 
 
 class slowly(Callback):  # noqa: N801 - reads as what it does
