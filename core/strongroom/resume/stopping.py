@@ -213,6 +213,9 @@ class StopVote:
                 news = None
             if isinstance(news, _End):
                 if news.error is not None:
+                    if not channel.absent([_FAILED]):
+                        # What ended this rank follows from it: of both it is the one worth knowing.
+                        self._learn_of_failure(channel)
                     self._tell_of(channel, news.error)
                     return None
                 if not self._ranks.is_coordinator:
