@@ -9,6 +9,7 @@ from typing import Final
 from strongroom_bench import (
     audit,
     costs,
+    fits,
     indexes,
     listing,
     memory,
@@ -40,6 +41,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "ranks": ranks.measure,
     "small": small.measure,
     "training": training.measure,
+    "lightning": fits.measure,
     "starting": starting.measure,
     "parts": parts.measure,
     "memory": memory.measure,
