@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import typing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scripted import run
 
@@ -91,6 +93,17 @@ def test_an_epoch_is_the_interval_where_none_is_given() -> None:
 )
 def test_save_top_k_can_be_read(arguments: dict[str, Any], expected: int) -> None:
     assert StrongroomCheckpoint(RUN, **arguments).save_top_k == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    (("true", True), ("yes", True), ("False", False), ("no", False), ("link", "link")),
+    ids=str,
+)
+def test_a_command_line_can_give_save_last(text: str, value: bool | str) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--it", type=typing.get_type_hints(StrongroomCheckpoint.__init__)["save_last"])
+    assert parser.parse_args(["--it", text]).it == value
 
 
 def test_a_home_folder_is_expanded() -> None:

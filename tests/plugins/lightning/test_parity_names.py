@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from scripted import Outcome, Scripted, all_steps, loader, run, steps
+from torch.utils.data import DataLoader, IterableDataset
 
 from strongroom import Checkpointer, tree
 from strongroom.errors import CheckpointNotFoundError, IntegrityError
@@ -296,3 +298,22 @@ def test_the_callback_can_be_sent_to_another_process(root: Path) -> None:
 def test_names_are_read_as_they_are_written(text: str, means: CheckpointUri) -> None:
     assert CheckpointUri.parse(text) == means
     assert str(means) == text
+
+
+class Stream(IterableDataset[tuple[torch.Tensor]]):
+    """Data that do not say how many they are."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        return iter([(torch.ones(2),) for _ in range(10)])
+
+
+def test_data_without_a_length_can_be_resumed(root: Path) -> None:
+    with pytest.raises(TypeError):
+        len(DataLoader(Stream()))
+    for epochs, seen in ((2, [0, 1, 2, 3]), (4, [4, 5, 6, 7])):
+        module = Scripted()
+        trainer = fresh_trainer(
+            StrongroomCheckpoint(root, every_n_train_steps=1), max_epochs=epochs, limit_train_batches=2
+        )
+        trainer.fit(module, DataLoader(Stream()), ckpt_path="last" if epochs > 2 else None)
+        assert module.seen == seen
