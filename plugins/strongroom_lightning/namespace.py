@@ -49,6 +49,10 @@ class Namespace:
         modules = (f"{self.fabric}.utilities.data", f"{self.package}.utilities.parsing")
         return tuple(importlib.import_module(module).AttributeDict for module in modules)
 
+    def __getstate__(self) -> dict[str, str]:
+        # Modules that were looked up cannot be sent to another process, which has its own.
+        return {"package": self.package, "distribution": self.distribution}
+
     @property
     def version(self) -> str:
         return str(self.root.__version__)

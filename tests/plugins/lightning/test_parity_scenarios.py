@@ -28,7 +28,7 @@ COVERED: Final[dict[str, tuple[str, str]]] = {
     "test_top_k_ddp": ("test_parity_ranks.py", "test_all_ranks_go_by_what_the_first_has_measured"),
     "test_model_checkpoint_ddp_monitor_none": (
         "test_ranks.py",
-        "test_ddp_broken_off_anywhere_ends_as_the_uninterrupted_run",
+        "test_a_run_of_ranks_broken_off_anywhere_ends_as_the_uninterrupted_one",
     ),
     # checkpointing/test_model_checkpoint.py
     "test_model_checkpoint_state_key": (NAMES, "test_another_interval_forgets_nothing"),
