@@ -6,6 +6,8 @@ import linecache
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from recorders import Place, act, soon
+from recorders import LONG_S, Place, act, soon
 
 from strongroom_security.auditlog.recording import filing, recording, writers, writing
 
@@ -98,6 +100,34 @@ def test_what_a_handler_records_in_the_middle_of_a_line_is_recorded(place: Place
     assert number > 10
     expected = {*range(number + 1), *range(1001, 1000 + number)}
     assert sorted(place.numbers()) == sorted(expected)
+
+
+def test_what_a_handler_recorded_and_another_thread_takes_up_is_waited_for_at_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_taken_up = threading.Event()
+    handled: list[int] = []
+    record, add = recording.Recording._record, writing.RunWriter._add
+
+    def slowly(self: Any, *arguments: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            is_taken_up.set()
+            time.sleep(0.5)
+        return record(self, *arguments)
+
+    monkeypatch.setattr(recording.Recording, "_record", slowly)
+    with place.auditor(salvages=False) as auditor:
+
+        def interrupted(self: Any, *arguments: Any) -> bytes:
+            if not handled:
+                handled.append(1)
+                auditor.record(act(2))
+            return add(self, *arguments)
+
+        monkeypatch.setattr(writing.RunWriter, "_add", interrupted)
+        auditor.record(act(1))
+        assert is_taken_up.wait(LONG_S)
+    assert place.numbers() == [1, 2]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")

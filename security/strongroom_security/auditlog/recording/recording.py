@@ -75,6 +75,7 @@ class Recording:
         self._unheld_s: float | None = None
         self._waiting: dict[object, str | None] = {}
         self._aside: deque[tuple[Act, Actor, int]] = deque()
+        self._taking_up: set[int] = set()
         self._losses = Losses()
         self._stop = threading.Event()
         self._threads = Threads({"strongroom-audit-keep": self._keep, "strongroom-audit-send": self._send})
@@ -218,14 +219,19 @@ class Recording:
         self._wake()
 
     def _take_up(self) -> None:
-        for _ in range(len(self._aside)):
-            try:
-                act, actor, time_ms = self._aside.popleft()
-            except IndexError:
-                return
-            with contextlib.suppress(BusyError):
-                if not self._record(act, actor, time_ms):
-                    self.lose(act)
+        me = threading.get_ident()
+        self._taking_up.add(me)
+        try:
+            for _ in range(len(self._aside)):
+                try:
+                    act, actor, time_ms = self._aside.popleft()
+                except IndexError:
+                    return
+                with contextlib.suppress(BusyError):
+                    if not self._record(act, actor, time_ms):
+                        self.lose(act)
+        finally:
+            self._taking_up.discard(me)
 
     def _tell_what_was_lost(self) -> None:
         """Record the gap, as soon as there is room for that."""
@@ -253,7 +259,8 @@ class Recording:
 
     def close(self, until: float) -> None:
         self._take_up()
-        while self._aside and time.monotonic() < until and not self._stop.wait(_ASIDE_S):
+        # What another thread has in its hands is in no line yet.
+        while (self._aside or self._taking_up) and time.monotonic() < until and not self._stop.wait(_ASIDE_S):
             self._wake()  # what this thread was stopped in the middle of is another's to undo
         if self._losses:
             # What goes into the sink makes the room in which to say that something was lost.
