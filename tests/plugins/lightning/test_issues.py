@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from strongroom import Checkpointer, ConfigError, SaveError, StateMismatchError
 from strongroom.dcp import StrongroomReader
@@ -33,6 +34,21 @@ ISSUES = {
     688, 1150, 6204, 14035, 14466, 17543, 17915, 18524, 18786, 19764, 19970, 20205, 20347, 20406, 20550,
     20749, 20825, 20953, 21406, 21431, 21557, 21691, 21800, 21822, 21938,
 }  # fmt: skip
+
+ELSEWHERE = {
+    # A resume in the middle of an epoch, whose losses are those of the uninterrupted run.
+    17543: "test_a_run_broken_off_anywhere_ends_as_the_uninterrupted_one",
+    19764: "test_a_run_of_ranks_broken_off_anywhere_ends_as_the_uninterrupted_one",
+    # Loaders that were set up before anything is restored, as estimated_stepping_batches does.
+    20550: "test_loaders_asked_for_before_the_restore",
+    # A signal that only one rank gets, and Slurm's, in whose handler nothing is saved.
+    20825: "test_a_signal_stops_all_ranks_after_the_same_step_and_the_run_goes_on_exactly",
+    **dict.fromkeys(
+        (6204, 20347, 21406),
+        "test_slurms_signal_puts_the_job_back_once_its_checkpoint_is_committed",
+    ),
+}
+"""Issues whose test shows more than the one thing, and is named after that."""
 
 
 def newest_folder(root: Path) -> Path:
@@ -246,3 +262,30 @@ def test_issue_21691_a_release_with_foreign_code_is_not_installed_and_not_used(
     monkeypatch.setattr(lightning.pytorch, "__version__", version)
     with pytest.raises(ConfigError, match=rf"Lightning {re.escape(version)} was published by an intruder"):
         fit()
+
+
+@pytest.mark.parametrize("done", (14, 20))
+def test_issue_21938_a_resumed_epoch_has_its_own_order_with_workers_too(
+    done: int, fit: Any, uninterrupted: Any
+) -> None:
+    """A sampler that shuffles by the epoch's number; workers fetch as soon as the iterator is made."""
+    reference = uninterrupted(loader=distributed)
+    fit(until=done, loader=distributed)
+    fit(loader=distributed).ends_like(reference)
+    epochs = [reference.losses[start : start + 10] for start in (0, 10, 20)]
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def distributed() -> DataLoader[Any]:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    samples = TensorDataset(x, torch.arange(40) % 3)
+    sampler = DistributedSampler(samples, num_replicas=1, rank=0, shuffle=True)
+    return DataLoader(samples, batch_size=4, sampler=sampler, num_workers=1)
+
+
+def test_every_issue_has_a_test() -> None:
+    texts = [path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py")]
+    names = {name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    numbered = {int(number) for name in names for number in re.findall(r"issue_(\d+)", name)}
+    found = numbered | {number for number, name in ELSEWHERE.items() if name in names}
+    assert found == ISSUES, f"without a test: {sorted(ISSUES - found)}; unknown: {sorted(found - ISSUES)}"
