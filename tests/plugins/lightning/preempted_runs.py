@@ -201,6 +201,36 @@ def fails_reading(root: Path, batch: int, *, save_on_exception: bool, **options:
     )
 
 
+class Cancelled(rank_runs.Numbers):
+    """Sends the signal to the job and to this worker of its loader, as Slurm does, while training waits."""
+
+    def __init__(self, size: int, samples: int) -> None:
+        super().__init__(size)
+        self.left = samples
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        self.left -= 1
+        if self.left == 0:
+            time.sleep(1.0)
+            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sample
+
+
+def by_a_worker(data: Any = None) -> DataLoader[Any]:
+    return DataLoader(data or rank_runs.Numbers(24), 4, shuffle=True, num_workers=1, prefetch_factor=1)
+
+
+def loses_its_worker(root: Path, batch: int, **options: Any) -> dict[str, Any]:
+    """Train until a job's end takes the loader's worker away while it reads a batch, counted from 1."""
+    data = Cancelled(24, 4 * batch - 2)
+    arguments = {"every_n_train_steps": 1000}
+    return outcome(
+        lambda: rank_runs.train(root, checkpoint=arguments, loader=lambda: by_a_worker(data), **options)
+    )
+
+
 def stops_itself(root: Path, step: int, **options: Any) -> dict[str, Any]:
     """Train, and let a callback stop training after a step."""
 

@@ -49,6 +49,18 @@ def test_a_batch_that_cannot_be_read_loses_nothing_where_that_is_asked_for(
     goes_on_exactly(launcher, root, reference_alone, 4, strategy="auto")
 
 
+def test_a_job_whose_end_takes_the_loaders_worker_away_first_loses_nothing(
+    launcher: LightningLauncher, tmp_path: Path
+) -> None:
+    root, settings = tmp_path / "run", {"strategy": "auto", "loader": preempted_runs.by_a_worker}
+    reference = launcher.run(rank_runs.train, None, ranks=1, **settings)
+    (failed,) = launcher.run(preempted_runs.loses_its_worker, root, 5, ranks=1, strategy="auto")
+    assert failed["error"] is not None
+    assert "DataLoader worker" in failed["error"]
+    assert steps_of(root) == [4]
+    goes_on_exactly(launcher, root, reference, 4, **settings)
+
+
 def test_an_error_in_the_middle_of_a_step_saves_nothing_and_says_what_stands(
     launcher: LightningLauncher, tmp_path: Path
 ) -> None:
