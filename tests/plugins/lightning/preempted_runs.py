@@ -207,19 +207,27 @@ class Cancelled(rank_runs.Numbers):
     def __init__(self, size: int, samples: int) -> None:
         super().__init__(size)
         self.left = samples
+        self.job = os.getpid()
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
         self.left -= 1
         if self.left == 0:
             time.sleep(1.0)
-            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(self.job, signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
         return sample
 
 
 def by_a_worker(data: Any = None) -> DataLoader[Any]:
-    return DataLoader(data or rank_runs.Numbers(24), 4, shuffle=True, num_workers=1, prefetch_factor=1)
+    return DataLoader(
+        data or rank_runs.Numbers(24),
+        4,
+        shuffle=True,
+        num_workers=1,
+        prefetch_factor=1,
+        multiprocessing_context="fork",  # as programs have it; a rank of a test would ask its forkserver
+    )
 
 
 def loses_its_worker(root: Path, batch: int, **options: Any) -> dict[str, Any]:
