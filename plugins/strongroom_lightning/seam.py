@@ -299,17 +299,9 @@ def repeat_epoch_settings(trainer: Any, namespace: Namespace) -> None:
             callback.on_train_epoch_start(trainer)
 
 
-def progress(trainer: Any) -> tuple[int, ...]:
-    """Counters of which one moves as soon as a batch was read, an epoch begins, or validation runs."""
-    fit_loop = trainer.fit_loop
-    epoch_loop = fit_loop.epoch_loop
-    return (
-        int(trainer.global_step),
-        int(fit_loop.epoch_progress.current.ready),
-        int(epoch_loop.batch_progress.total.ready),
-        int(epoch_loop.batch_progress.current.ready),
-        int(epoch_loop.val_loop.batch_progress.total.ready),
-    )
+def progress(fit_loop: Any) -> tuple[int, int]:
+    """Counters of which one moves as soon as a batch was read, or an epoch begins."""
+    return fit_loop.epoch_loop.batch_progress.total.ready, fit_loop.epoch_progress.current.ready
 
 
 def loaders_have_workers(fit_loop: Any) -> bool:

@@ -22,21 +22,21 @@ class Standing:
 
     Attributes:
         moment: which.
-        progress: how far every counter of Lightning had come.
+        progress: how far Lightning's counters had come.
         rng: the random states there; None: they were not looked at.
     """
 
     moment: Moment
-    progress: tuple[int, ...]
+    progress: tuple[int, int]
     rng: RngState | None = None
 
     @classmethod
     def of(cls, trainer: Any, moment: Moment, rng: RngState | None = None) -> Standing:
-        return cls(moment=moment, progress=seam.progress(trainer), rng=rng)
+        return cls(moment=moment, progress=seam.progress(trainer.fit_loop), rng=rng)
 
     def is_held(self, trainer: Any) -> bool:
         """Whether all that a checkpoint would hold is still as it was there."""
-        if self.progress != seam.progress(trainer) or seam.loaders_keep_state(trainer.fit_loop):
+        if self.progress != seam.progress(trainer.fit_loop) or seam.loaders_keep_state(trainer.fit_loop):
             return False
         # What workers read, they read with random states of their own.
         return self.rng is not None or seam.loaders_have_workers(trainer.fit_loop)
