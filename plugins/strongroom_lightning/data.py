@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -53,8 +54,11 @@ class TrainingData:
         if self._resume_from is None:
             raise ConfigError("nothing is resumed")
         position, rng = self._resume_from
-        self._resume_from = (position.after(batches(position.batches)), rng)
-        return self._resume_from[0]
+        # The loaders are as long as such a job has them.
+        lengths = seam.loader_lengths(self._fit_loop)
+        moved = replace(position.after(batches(position.batches)), lengths=lengths)
+        self._resume_from = (moved, rng)
+        return moved
 
     @property
     def _loaders(self) -> list[Any]:

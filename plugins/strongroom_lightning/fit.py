@@ -19,6 +19,7 @@ from strongroom.resume import (
     LastSave,
     Moment,
     RngState,
+    SharedClock,
     StopNotice,
     batches_behind,
 )
@@ -98,6 +99,7 @@ class Fit:
         self.encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
         self._job_before: JobShape | None = None
+        self._shared_clock: SharedClock | None = None
         self._newest: SaveHandle | None = None
         self._standing: Standing | None = None
         self.preempting = preempting
@@ -267,11 +269,20 @@ class Fit:
 
     # --------------------------------------------------------------------------------------------- saving
 
+    def _time(self) -> float:
+        """The same on every rank, where anything goes by it."""
+        every = self._arguments.intervals.every
+        if every is None or self._trainer.world_size == 1:
+            return self._clock()
+        if self._shared_clock is None:
+            self._shared_clock = SharedClock(self._clock, self.checkpointer.confer, every.total_seconds())
+        return self._shared_clock.read(self._trainer.global_step)
+
     def _moment(self, *, is_epoch_end: bool = False, is_run_end: bool = False) -> Moment:
         return Moment(
             step=self._trainer.global_step,
             epochs_done=seam.epochs_done(self._trainer.fit_loop),
-            clock_s=self._clock(),
+            clock_s=self._time(),
             is_epoch_end=is_epoch_end,
             is_run_end=is_run_end,
             is_validated=self._is_validated,

@@ -1,9 +1,9 @@
 """What every front end needs to resume exactly, and to stop in time: random states, data position, and more.
 
 `rng` captures and restores random number generators; `position` says where in the data a run stood and
-brings an iterator back there, by reading or by `skipping`, with what `datasets` remember, and `jobs`
-where another number of processes goes on; `intervals` decides when to save; `mode` decides whether to
-restore; `dividing` marks what each rank has of its own.
+brings an iterator back there, by reading or by `skipping`, with what `datasets` remember, and `jobs` where
+another number of processes goes on; `intervals` decides when to save, by a `clock` that all ranks share;
+`mode` decides whether to restore; `dividing` marks what each rank has of its own.
 `preemption` is told that a run must end soon, `stopping` agrees among ranks where, `requeue` lets Slurm begin
 it again, `failing` says whether a run that failed can still be saved. `losses` finds what cannot be stored
 before a save, and `rebuilding` deals with it after a restore. Nothing here reads or writes a checkpoint, and
@@ -13,6 +13,7 @@ framework's events into these terms.
 
 from __future__ import annotations
 
+from strongroom.resume.clock import SharedClock
 from strongroom.resume.datasets import dataset_states, load_dataset_states
 from strongroom.resume.failing import agree_to_save
 from strongroom.resume.intervals import LastSave, Moment, SaveDecision, SaveIntervals
@@ -40,6 +41,7 @@ __all__ = [
     "RngState",
     "SaveDecision",
     "SaveIntervals",
+    "SharedClock",
     "SkipMode",
     "SpotNotice",
     "StopNotice",

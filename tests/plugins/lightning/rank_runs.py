@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -193,6 +194,7 @@ def train(
     return {
         "losses": net.losses,
         "weights": whole(net),
+        "moments": moments(trainer, net),
         "step": trainer.global_step,
         "lr": float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None,
         "stopped": stopped,
@@ -206,6 +208,156 @@ def whole(module: nn.Module) -> dict[str, list[float]]:
         full = value.full_tensor() if hasattr(value, "full_tensor") else value
         found[name] = full.double().flatten().tolist()
     return found
+
+
+def moments(trainer: Any, module: nn.Module) -> dict[str, list[float]]:
+    """What the optimizer keeps of every parameter, gathered likewise."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    found = {}
+    for parameter, state in trainer.optimizers[0].state.items() if trainer.optimizers else ():
+        for key, value in state.items():
+            full = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{names[parameter]} {key}"] = full.double().flatten().tolist()
+    return found
+
+
+class StopAtStart(Callback):
+    """Ends the run when all was restored and nothing trained."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        raise StoppedError
+
+
+class OwnCount(Callback):
+    """A state that differs by rank: what each has seen, and one key that rank 0 has alone."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.seen["mean"] = self.seen.get("mean", torch.zeros(())) + outputs["loss"].detach()
+        self.seen["text"] = f"rank {trainer.global_rank}"
+        if trainer.is_global_zero:
+            self.seen["first"] = torch.ones(2)
+        pl_module.told = {key: str(value) for key, value in self.seen.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "alike": 5}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = state_dict["seen"]
+
+
+def count(root: Path | None, **options: Any) -> dict[str, str]:
+    """What `OwnCount` came to on this rank."""
+    kept: list[RankNet] = []
+
+    def module() -> RankNet:
+        kept.append(RankNet())
+        return kept[0]
+
+    train(root, module=module, callbacks=[OwnCount], **options)
+    told: dict[str, str] = kept[0].told
+    return told
+
+
+class Indices(Dataset[torch.Tensor]):
+    """Samples that are known by their numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+class Reader(lightning.LightningModule):
+    """Remembers the samples that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        self.losses: list[float] = []
+        self.read: list[int] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.read += [int(one) for one in batch]
+        return self.net(batch / 100).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def read(root: Path, batch_size: int, **options: Any) -> list[int]:
+    """The samples that this rank was trained on, in one epoch of 48."""
+    kept: list[Reader] = []
+
+    def module() -> Reader:
+        kept.append(Reader())
+        return kept[0]
+
+    def loader() -> Any:
+        return DataLoader(Indices(48), batch_size, shuffle=True)
+
+    reader = {"module": module, "loader": loader, "max_epochs": 1}
+    kept.clear()
+    train(root, **{**reader, **options})
+    return kept[0].read
+
+
+def told_of(root: Path, **options: Any) -> list[str]:
+    """What a run has said of itself on this rank."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger = logging.getLogger("lightning.pytorch")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Listener())
+    train(root, **options)
+    return [line for line in lines if line.startswith("Strongroom")]
+
+
+class Hooked(ShardedNet):
+    """Looks at what Lightning's hooks are shown of a sharded model."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        (optimizer,) = checkpoint["optimizer_states"]
+        self.shown = {
+            "weights": sorted(checkpoint["state_dict"]),
+            "kinds": sorted({type(value).__name__ for value in checkpoint["state_dict"].values()}),
+            "state": sorted(optimizer["state"]),
+            "params": optimizer["param_groups"][0]["params"],
+        }
+        checkpoint["mine"] = {"rank": self.global_rank}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded = {"mine": checkpoint["mine"], "weights": sorted(checkpoint["state_dict"])}
+
+
+def hooked(root: Path, **options: Any) -> dict[str, Any]:
+    """What `Hooked` has seen."""
+    kept: list[Hooked] = []
+
+    def module() -> Hooked:
+        kept.append(Hooked())
+        return kept[0]
+
+    train(root, module=module, **options)
+    return {"shown": getattr(kept[0], "shown", None), "loaded": getattr(kept[0], "loaded", None)}
+
+
+class Raising(RankNet):
+    """A hook that fails on one rank, once the first checkpoint stands."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.global_step == 2 and self.global_rank == 1:
+            raise ValueError("no state from here")
 
 
 class Apart(RankNet):
