@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def test_a_clean_commit_is_told_with_its_branch_and_script(repository: Path) -> 
             "digest": f"sha256:{hashlib.sha256(b'print()' + bytes([10])).hexdigest()}",
         },
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Python may have to fork for it")
+def test_git_is_asked_without_a_pipe_that_another_threads_fork_would_hold_open(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader forks its workers while git is asked: who inherits a pipe's end keeps its reader waiting."""
+    expected = git(repository, "rev-parse", "HEAD")
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("a pipe, or a fork that needs one")
+
+    monkeypatch.setattr(os, "pipe", never)
+    assert collected(repository)["commit"] == expected
 
 
 def test_what_differs_from_the_commit_has_a_digest(repository: Path) -> None:

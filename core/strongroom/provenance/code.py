@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -195,25 +197,34 @@ class _Git:
         left_s = self.until - time.monotonic()
         if left_s <= 0:
             return None
+        program = shutil.which("git", path=self._environment.get("PATH"))
+        if program is None:
+            return None
         # A repository may name programs that git runs to look at it: none is.
-        command = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", *arguments]
+        safe = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+        command = [program, "-C", os.fspath(self._folder), *safe, *arguments]
         try:
-            running = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            # No pipe: a process that another thread forks meanwhile, a loader's worker, would hold its other
+            # end open, and reading would end only with that. Python's fork for a child has such a pipe too:
+            # it spawns instead where the program's path is whole and no descriptor has to be closed.
+            with tempfile.TemporaryFile() as told_into:
+                running = subprocess.Popen(
+                    command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=told_into,
+                    stderr=subprocess.DEVNULL,
+                    close_fds=False,
+                )
+                try:
+                    running.wait(timeout=left_s)
+                except subprocess.TimeoutExpired:
+                    running.kill()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        running.wait(timeout=1.0)
+                    return None
+                told_into.seek(0)
+                told = told_into.read(_MAX_OUTPUT_BYTES + 1)
         except (OSError, ValueError):
             return None
-        with running:
-            try:
-                told, _ = running.communicate(timeout=left_s)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    running.communicate(timeout=1.0)
-                return None
         return told if running.returncode == 0 and len(told) <= _MAX_OUTPUT_BYTES else None
