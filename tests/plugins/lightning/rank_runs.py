@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import runpy
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -321,6 +322,13 @@ def told_of(root: Path, **options: Any) -> list[str]:
     logger.addHandler(Listener())
     train(root, **options)
     return [line for line in lines if line.startswith("Strongroom")]
+
+
+def example(script: Path, root: Path, steps: int) -> str:
+    """What an example's ``main`` returns."""
+    warnings.simplefilter("ignore")  # as people run it
+    found: str = runpy.run_path(str(script))["main"](str(root), steps)
+    return found
 
 
 class Hooked(ShardedNet):
