@@ -215,14 +215,13 @@ def train(
         everyone.append(Interrupt(until))
     net = Net(scheduler) if module is None else module()
     trainer = lightning.Trainer(
-        accelerator="cpu",
         devices=1,
         callbacks=everyone,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=root is not None,
-        **{"max_epochs": EPOCHS, **settings},
+        **{"accelerator": "cpu", "max_epochs": EPOCHS, **settings},
     )
     data = (
         loader()

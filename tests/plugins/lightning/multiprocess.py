@@ -94,10 +94,10 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many ranks the job has; Lightning deletes ``WORLD_SIZE`` when a Trainer is done."""
+    """How many ranks the job has; Lightning deletes ``WORLD_SIZE`` when a Trainer is done, not the group."""
     import torch.distributed as dist
 
-    return dist.get_world_size()
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
 
 
 def die() -> None:

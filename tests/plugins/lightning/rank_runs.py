@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import runpy
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import lightning
 import multiprocess
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -175,7 +177,6 @@ def train(
         everyone.append(Stop(until, how, stop_ranks))
     ranks = multiprocess.world_size()
     trainer = lightning.Trainer(
-        accelerator="cpu",
         devices=ranks,
         strategy=strategy() if callable(strategy) else strategy,
         callbacks=everyone,
@@ -183,7 +184,7 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=root is not None,
-        **{"max_epochs": 2, **settings},
+        **{"accelerator": "cpu", "max_epochs": 2, **settings},
     )
     data = loader() if loader is not None else DataLoader(Numbers(4 * batches * ranks), 4, shuffle=True)
     validation = DataLoader(Numbers(4 * ranks), batch_size=4) if validate else None
@@ -366,6 +367,15 @@ class Raising(RankNet):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.trainer.global_step == 2 and self.global_rank == 1:
             raise ValueError("no state from here")
+
+
+def train_over_nccl(port: int, root: Path | None, **options: Any) -> dict[str, Any]:
+    """`train` on a GPU a rank, in a group that Lightning makes."""
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    found = train(root, accelerator="cuda", **options)
+    assert dist.get_backend() == "nccl"
+    return found
 
 
 class Apart(RankNet):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
 from strongroom.errors import ConfigError
@@ -97,3 +98,20 @@ def test_an_optimizer_that_divides_its_state_is_refused() -> None:
     divided = SimpleNamespace(consolidate_state_dict=lambda: None)
     with pytest.raises(ConfigError, match="divides its state among the ranks"):
         check_optimizers(SimpleNamespace(optimizers=[divided]))
+
+
+def test_a_gradient_scaler_comes_back(fit: Any) -> None:
+    def settings() -> dict[str, Any]:
+        # One that grows every other step, so that it has moved whenever the run breaks off.
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+
+    def scale_of(outcome: Any) -> float:
+        return float(outcome.trainer.precision_plugin.scaler.get_scale())
+
+    reference = fit(None, **settings())
+    broken = fit(until=5, **settings())
+    assert scale_of(broken) == 1024.0
+    resumed = fit(seed=1000, checkpoint={"every_n_epochs": 100}, **settings())
+    resumed.ends_like(reference)
+    assert scale_of(resumed) == scale_of(reference) > 1024.0
