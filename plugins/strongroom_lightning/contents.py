@@ -4,7 +4,8 @@
 
     {"model": the LightningModule, "optimizers": [its optimizers], "lightning": all else that Lightning
      puts into a checkpoint, "position": where the data stood, "rng": the random states,
-     "metrics": what was measured so far, unless it is left out, "job": how many processes shared the data}
+     "metrics": what was measured so far, unless it is left out, "modes": what is frozen,
+     "job": how many processes shared the data}
 
 Model and optimizers are handed to the core as themselves. The rest is what `dump_checkpoint` gives, so that
 ``on_save_checkpoint`` hooks run in Lightning's order, see the whole dictionary and may change it.

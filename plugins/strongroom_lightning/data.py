@@ -159,7 +159,10 @@ class TrainingData:
         # fetched ahead, and where no other loader has to be read again.
         is_ahead = bool(getattr(self._fit_loop._data_fetcher, "batches", ()))
         is_complete = len(loader_states) == len(self._fit_loop._combined_loader.flattened)
-        is_of_use = not is_ahead and (is_complete or not batches)
+        # Nor where ranks are dealt what another sampler shuffles: such a loader draws another order when it
+        # is given its state than when it begins.
+        is_dealt = any("dataset._sampler" in name for name in seam.loader_generators(self._fit_loop))
+        is_of_use = not is_ahead and not is_dealt and (is_complete or not batches)
         return self._epoch.after(batches, loader_states if is_of_use else ())
 
     def _return_to(self, fetcher: Any, position: DataPosition, rng: RngState) -> None:

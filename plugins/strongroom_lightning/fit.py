@@ -22,6 +22,8 @@ from strongroom.resume import (
     SharedClock,
     StopNotice,
     batches_behind,
+    restore_modes,
+    training_modes,
 )
 from strongroom_lightning import contents, metrics, seam
 from strongroom_lightning.arguments import Arguments
@@ -96,6 +98,8 @@ class Fit:
         self._clock = clock
         self._data = TrainingData(trainer.fit_loop, arguments.skip)
         self._measured: Mapping[str, Any] | None = None
+        self._modes: Mapping[str, Any] | None = None
+        self._postponed: Moment | None = None
         self.encoding = Encoding(arguments.unencodable, namespace)
         self._last: LastSave | None = None
         self._job_before: JobShape | None = None
@@ -119,6 +123,7 @@ class Fit:
             (epoch_loop, "on_run_start", self._epoch_start),
             (epoch_loop, "on_advance_end", self._batch_end),
             (fit_loop, "on_advance_end", self._epoch_end),
+            (fit_loop, "on_run_end", self._run_end),
             (epoch_loop.val_loop, "run", self._validation),
         ):
             replace(owner, name, self._unless_tuning(make))
@@ -129,16 +134,18 @@ class Fit:
         rng: RngState | None,
         measured: Mapping[str, Any] | None = None,
         job: JobShape | None = None,
+        modes: Mapping[str, Any] | None = None,
     ) -> None:
         """Let training go on from here, once Lightning has loaded the rest; without a position, its way.
 
         Args:
             job: which had come so far.
             measured: what `strongroom_lightning.metrics` gave, where the checkpoint has it.
+            modes: what `strongroom.resume.training_modes` gave.
         """
         if position is not None and rng is not None:
             self._data.resume_from(position, rng)
-            self._measured = measured
+            self._measured, self._modes = measured, modes
             self._job_before = job
         self.is_restoring = True
 
@@ -198,6 +205,7 @@ class Fit:
             if self._data.is_resuming_inside_epoch:
                 self._go_on_in_this_job()
                 seam.repeat_epoch_settings(self._trainer, self._namespace)
+            self._put_back_modes()
             measured, self._measured = self._measured, None
             if measured is not None:
                 inside = self._data.is_resuming_inside_epoch
@@ -223,6 +231,15 @@ class Fit:
             f"and are now among {now.replicas}, which go on from batch {position.batches}: model and "
             f"optimizers are exact, and what follows is not what it would have been"
         )
+
+    def _put_back_modes(self) -> None:
+        modes, self._modes = self._modes, None
+        changed = 0 if modes is None else restore_modes(self._trainer.lightning_module, modes)
+        if changed:
+            rank_zero_info(
+                f"Strongroom: {changed} parameters and parts of the module were frozen, or evaluating, "
+                f"otherwise than in the checkpoint; they are now as they were there"
+            )
 
     def _epoch_reset(self, original: Callable[[], None]) -> Callable[[], None]:
         def reset() -> None:
@@ -255,9 +272,22 @@ class Fit:
             original()
             self._data.epoch_is_over()
             is_over = seam.is_run_over(self._trainer)
-            self._between_steps(self._moment(is_epoch_end=True, is_run_end=is_over))
+            moment = self._moment(is_epoch_end=True, is_run_end=is_over)
+            if is_over and seam.averages_at_end(self._trainer, self._namespace):
+                self._postponed = moment
+            else:
+                self._between_steps(moment)
 
         return on_advance_end
+
+    def _run_end(self, original: Callable[[], None]) -> Callable[[], None]:
+        def on_run_end() -> None:
+            original()  # every on_train_end hook included
+            moment, self._postponed = self._postponed, None
+            if moment is not None:
+                self._between_steps(moment)
+
+        return on_run_end
 
     def _validation(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -464,6 +494,7 @@ class Fit:
             return None
         if not weights_only:
             state["position"], state["rng"] = PerRank(position.to_state()), PerRank(rng.to_state())
+            state["modes"] = PerRank(training_modes(self._trainer.lightning_module))
             if self._arguments.running_metrics:
                 state["metrics"] = PerRank(metrics.capture(self._trainer))
         label = self._arguments.label

@@ -198,7 +198,13 @@ class Resuming:
                 # Rank 0's would have this rank, which there was not, draw the same noise as rank 0.
                 rng, measured = RngState.capture(), None
             job = restored.state.get("job")
-            self._fit.resume_from(position, rng, measured, None if job is None else JobShape.from_state(job))
+            self._fit.resume_from(
+                position,
+                rng,
+                measured,
+                None if job is None else JobShape.from_state(job),
+                restored.state.get("modes"),
+            )
             self._fit.left_at = restored.step if root == self._root else None
             if root == self._root:
                 self._ranking.stand_on(restored.step)

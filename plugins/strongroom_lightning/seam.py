@@ -25,6 +25,7 @@ __all__ = [
     "Replace",
     "Replacements",
     "ask_for_named",
+    "averages_at_end",
     "batches_taken",
     "check_supported",
     "disown_signals",
@@ -84,6 +85,7 @@ _NEEDED: Final = {
         "_should_accumulate",
         "epoch_progress",
         "on_advance_end",
+        "on_run_end",
         "on_run_start",
         "reset_restart_stage",
         "restarting",
@@ -445,3 +447,8 @@ def remember_reload(fit_loop: Any, epoch: int, *, is_inside: bool) -> None:
     if every:
         since = epoch % every if is_inside else (epoch - 1) % every + 1
         fit_loop._last_train_dl_reload_epoch = epoch - since
+
+
+def averages_at_end(trainer: Any, namespace: Namespace) -> bool:
+    """Whether the weights become averages of themselves when training has ended, in a hook."""
+    return any(isinstance(one, namespace.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)

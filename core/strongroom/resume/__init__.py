@@ -20,6 +20,7 @@ from strongroom.resume.intervals import LastSave, Moment, SaveDecision, SaveInte
 from strongroom.resume.jobs import JobShape, batches_behind
 from strongroom.resume.losses import Loss, encodable
 from strongroom.resume.mode import ResumeMode, ResumePlan, plan_resume
+from strongroom.resume.modes import restore_modes, training_modes
 from strongroom.resume.position import DataPosition, replay
 from strongroom.resume.preemption import NoticeWatch, SpotNotice, StopNotice, StopSignals, check_signals
 from strongroom.resume.rebuilding import described, has_stand_ins, rebuild
@@ -61,6 +62,8 @@ __all__ = [
     "rebuild",
     "replay",
     "requeue",
+    "restore_modes",
     "skipping",
     "slurm_job",
+    "training_modes",
 ]

@@ -26,7 +26,16 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 _GENERATOR_TYPES: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
-_LOADER_PARTS: Final = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset", "collate_fn")
+_LOADER_PARTS: Final = (
+    "sampler",
+    "batch_sampler",
+    "batch_sampler.sampler",
+    # A sampler whose indices another one deals out to several ranks.
+    "sampler.dataset._sampler",
+    "batch_sampler.sampler.dataset._sampler",
+    "dataset",
+    "collate_fn",
+)
 """Where a data loader's own generators are looked for, besides the loader itself: one level deep each."""
 
 PlainValue = dict[str, Any]

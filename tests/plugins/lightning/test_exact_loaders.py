@@ -319,3 +319,23 @@ def test_sequential_loaders_are_lightnings_to_refuse(fit: Any) -> None:
 
     with pytest.raises(ValueError, match="does not support the `CombinedLoader"):
         fit(loader=loader)
+
+
+@pytest.mark.parametrize("done", DONE)
+def test_issue_20550_a_loader_that_was_asked_for_before_the_restore_keeps_its_place(
+    fit: Any, uninterrupted: Any, net: Any, done: int
+) -> None:
+    class OneCycle(net):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            steps = int(self.trainer.estimated_stepping_batches)  # makes the training loader, right here
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def loader() -> Any:
+        return StatefulDataLoader(Recording(), batch_size=4, shuffle=True)
+
+    options = {"module": OneCycle, "loader": loader}
+    reference = uninterrupted(**options)
+    fit(until=done, checkpoint={"every_n_train_steps": done}, **options)
+    fit(seed=1, checkpoint={"every_n_epochs": 100}, **options).ends_like(reference)
