@@ -40,10 +40,13 @@ class Placement:
     base: str | os.PathLike[str] = "."
 
     def __post_init__(self) -> None:
-        if self.root is not None and (not isinstance(self.root, str) or not self.root):
+        # Both come from a file that anybody may have written.
+        root: object = self.root
+        replicate_to: object = self.replicate_to
+        if root is not None and not (isinstance(root, str) and root):
             raise ConfigError(f"root must be a path or a URI, got {self.root!r:.60}")
-        if isinstance(self.replicate_to, str) or not all(
-            isinstance(one, str) and one for one in self.replicate_to
+        if not isinstance(replicate_to, list | tuple) or not all(
+            isinstance(one, str) and one for one in replicate_to
         ):
             raise ConfigError(f"replicate_to must be a list of paths and URIs, got {self.replicate_to!r:.60}")
         if self.root is None and not self.replicate_to:

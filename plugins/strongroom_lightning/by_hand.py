@@ -36,7 +36,8 @@ from strongroom_lightning.strategies import whole_weights
 from strongroom_lightning.uri import CheckpointUri
 
 if TYPE_CHECKING:
-    from strongroom_lightning.fit import Ending, Fit
+    from strongroom_lightning.fit import Fit
+from strongroom_lightning.saving import Ending
 
 __all__ = ["ByHand"]
 
@@ -70,8 +71,8 @@ class ByHand:
         """Between stages, training still stands where a whole fit has left it."""
         fit, self._fit = self._fit, None
         if fit is not None:
-            self._ending = fit.ending
-            self._left_at = fit.left_at
+            self._ending = fit.saving.ending
+            self._left_at = fit.saving.left_at
 
     def take_over(self, trainer: Any, is_there: Callable[[], bool]) -> None:
         """Let ``trainer.save_checkpoint`` come here from now on; harmless when repeated.
@@ -140,10 +141,10 @@ class ByHand:
 
     def _save_into_run(self, trainer: Any, path: str) -> None:
         fit = self._fit
-        if fit is not None and fit.ending is None:
-            fit.save_after_this_step()
+        if fit is not None and fit.saving.ending is None:
+            fit.saving.save_after_this_step()
             return
-        if trainer.global_step != (self._left_at if fit is None else fit.left_at):
+        if trainer.global_step != (self._left_at if fit is None else fit.saving.left_at):
             raise ConfigError(
                 f"save_checkpoint({path!r}): a run's own root takes what stands between two steps of a fit, "
                 f"and step {trainer.global_step}, where training stands, does not; save into another path"
@@ -171,7 +172,7 @@ class ByHand:
     def _save_apart(self, trainer: Any, root: str, *, weights_only: bool) -> None:
         """Save into a root of its own and wait for it; an earlier one that was saved there by hand goes."""
         fit = self._fit
-        ending = self._ending if fit is None else fit.ending
+        ending = self._ending if fit is None else fit.saving.ending
         now = RngState.capture() if fit is None else fit.data.random_state()
         loops = {} if ending is None else {"fit_loop": ending.fit_loop}
         # Such a root may be written again, and only such a one: the core refuses that of another run.

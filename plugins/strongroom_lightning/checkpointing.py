@@ -293,7 +293,7 @@ class Checkpointing(Attributes):
         is_stop = fit.preempting.is_stop(exception)
         try:
             try:
-                fit.save_after(exception)
+                fit.saving.save_after(exception)
             finally:
                 self._leave()
             fit.preempting.leave(exception)
@@ -319,7 +319,7 @@ class Checkpointing(Attributes):
         fit = self._fit  # None: what is evaluated has no say in what is best
         if fit is not None and self.monitor is not None and checkpoint.get(STATE_KEY):
             self._ranking.load_state_dict(
-                checkpoint[STATE_KEY], is_own=fit.left_at is not None, steps=fit.steps
+                checkpoint[STATE_KEY], is_own=fit.saving.left_at is not None, steps=fit.saving.steps
             )
 
     # -------------------------------------------------------------------------------------------- one fit
@@ -353,7 +353,7 @@ class Checkpointing(Attributes):
         self._replacements.undo()
         fit, self._fit = self._fit, None
         if fit is not None:
-            self._left_at = fit.left_at
+            self._left_at = fit.saving.left_at
             self._by_hand.fit_ends()
         return fit
 

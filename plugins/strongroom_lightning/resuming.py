@@ -97,8 +97,8 @@ class Resuming:
         )
         if not plan.restore:
             rank_zero_info(f"Strongroom: nothing is restored from {self._root}: {plan.reason}")
-            if not self._is_first_run and not checkpoint_path and fit.left_at is not None:
-                self._stay_on_line(fit, fit.left_at)
+            if not self._is_first_run and not checkpoint_path and fit.saving.left_at is not None:
+                self._stay_on_line(fit, fit.saving.left_at)
             return checkpoint_path
         restored = self._read(fit.checkpointer)
         if restored is None:
@@ -205,7 +205,7 @@ class Resuming:
                 None if job is None else JobShape.from_state(job),
                 restored.state.get("modes"),
             )
-            self._fit.left_at = restored.step if root == self._root else None
+            self._fit.saving.left_at = restored.step if root == self._root else None
             if root == self._root:
                 self._ranking.stand_on(restored.step)
 
