@@ -9,16 +9,20 @@ import pytest
 
 from strongroom import AuditError, StateEncodingError
 from strongroom.auditing import Action, Outcome, Phase
+from strongroom.loading import load
 from strongroom.testing.auditing import RecordingAuditor
+from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.checkpointing import Checkpointing
 from strongroom_security import SecurityPolicy
 
 ENTRY_POINTS = {
     "setup": "opens the run; nothing is read before Lightning asks where to resume",
     "teardown": "closes it: the last save tells its own end",
-    "on_exception": "likewise",
-    "best_model_path": "is always empty",
-    "dirpath": "names the run",
+    "on_exception": "likewise, and may save once more: a save like any other",
+    "on_save_checkpoint": "adds the ranking to what is saved",
+    "on_load_checkpoint": "takes it up from what was restored",
+    "format_checkpoint_name": "fills a pattern",
+    "to_yaml": "writes down what the ranking knows",
 }
 """Lightning's ways into the callback. Resuming and saving happen at the places that `setup` replaces."""
 
@@ -34,7 +38,13 @@ def options(auditor: RecordingAuditor) -> dict[str, Any]:
 
 
 def test_every_entry_point_is_known() -> None:
-    assert {name for name in vars(Checkpointing) if not name.startswith("_")} == ENTRY_POINTS.keys()
+    ways = {
+        name
+        for kind in (Checkpointing, Attributes)
+        for name, value in vars(kind).items()
+        if callable(value) and not name.startswith("_")
+    }
+    assert ways == ENTRY_POINTS.keys()
 
 
 def test_saves_and_the_restore_of_a_run_are_on_record(
@@ -78,6 +88,33 @@ def test_a_run_that_cannot_be_put_on_record_does_not_resume(
     assert [(act.action, act.outcome) for act in auditor.acts] == [(Action.RESTORE, Outcome.DENIED)]
 
 
+def test_a_save_by_hand_is_on_record(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = fit(root, checkpoint={**options, "every_n_train_steps": 100}).trainer
+    auditor.acts.clear()
+    trainer.save_checkpoint(tmp_path / "apart.ckpt")
+    (saved,) = auditor.of(Action.SAVE, Phase.FINISHED, Outcome.SUCCESS)
+    assert saved.checkpoint is not None
+    assert saved.checkpoint.step == trainer.global_step
+    assert "apart.ckpt" in saved.root
+
+
+def test_a_checkpoint_that_is_loaded_without_a_run_is_on_record_first(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any]
+) -> None:
+    fit(root, until=9, checkpoint=options)
+    auditor.acts.clear()
+    assert load(root, security=options["security"]).step == 8
+    assert [(act.phase, act.outcome) for act in auditor.of(Action.RESTORE)] == [
+        (Phase.INTENDED, Outcome.UNKNOWN),
+        (Phase.FINISHED, Outcome.SUCCESS),
+    ]
+    auditor.refuses = True
+    with pytest.raises(AuditError):
+        load(root, security=options["security"])
+
+
 def test_a_save_that_fails_is_on_record(
     fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,8 +122,8 @@ def test_a_save_that_fails_is_on_record(
 
     gather = contents.gather
 
-    def with_what_cannot_be_saved(trainer: Any) -> Any:
-        state, loaders = gather(trainer)
+    def with_what_cannot_be_saved(*args: Any, **options: Any) -> Any:
+        state, loaders = gather(*args, **options)
         return {**state, "bad": object()}, loaders
 
     monkeypatch.setattr(contents, "gather", with_what_cannot_be_saved)
