@@ -29,6 +29,7 @@ class Attributes:
 
     _arguments: Arguments
     _ranking: Ranking
+    _best_elsewhere = ""
 
     @property
     def dirpath(self) -> str:
@@ -86,7 +87,12 @@ class Attributes:
     @property
     def best_model_path(self) -> str:
         """The best checkpoint; without ``monitor`` the newest. Empty where there is none."""
-        return self._ranking.best_model_path
+        return self._ranking.best_model_path or self._best_elsewhere
+
+    @best_model_path.setter
+    def best_model_path(self, path: str) -> None:
+        """Lightning tells by this what processes have done that it started for the fit alone."""
+        self._best_elsewhere = path
 
     @property
     def best_model_score(self) -> torch.Tensor | None:

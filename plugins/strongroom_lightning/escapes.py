@@ -74,6 +74,14 @@ def guard(
         ConfigError: something writes state, and is refused; or writes where nothing can be sealed.
     """
     found = seam.writers_of_state(trainer, namespace, others)
+    if seam.hands_weights_back_by_file(trainer):
+        if policy != "warn":
+            raise ConfigError(
+                "this run's checkpoints are sealed, and the processes that this strategy spawns or forks hand "
+                "the weights back through a temporary file in the clear; use strategy='ddp' in a script, or "
+                "allow it by escapes='warn'"
+            )
+        found.append(f"{type(trainer.strategy).__name__} (hands the weights back by a temporary file)")
     if found and policy == "refuse":
         raise ConfigError(
             f"this run's checkpoints are sealed, and these write its state too: {'; '.join(found)}. Take "

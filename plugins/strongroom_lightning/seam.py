@@ -33,6 +33,7 @@ __all__ = [
     "fetches_itself",
     "finders",
     "has_persistent_workers",
+    "hands_weights_back_by_file",
     "has_stopped_early",
     "has_validated",
     "is_epoch_complete",
@@ -248,6 +249,12 @@ def writers_of_state(trainer: Any, namespace: Namespace, others: Sequence[Any]) 
             if any(getattr(one, name, False) for name in ("_log_model", "_log_model_checkpoints"))
         ]
     return found
+
+
+def hands_weights_back_by_file(trainer: Any) -> bool:
+    """Whether the fit runs in processes of its own, whose weights come back through a temporary file."""
+    launcher = getattr(trainer.strategy, "launcher", None)
+    return any(kind.__name__ == "_MultiProcessingLauncher" for kind in type(launcher).__mro__)
 
 
 def has_stopped_early(trainer: Any, namespace: Namespace) -> bool:

@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from strongroom import Checkpointer, ConfigError
 from strongroom_lightning import StrongroomCheckpoint
+from strongroom_lightning.escapes import guard
+from strongroom_lightning.namespace import LIGHTNING
 from strongroom_security import SecurityPolicy
 from strongroom_security.recipients.file import create_key_file
 
@@ -302,3 +304,12 @@ def test_alone_it_hands_a_logger_nothing_to_upload(policy: Path) -> None:
 def test_the_policy_is_checked_at_once(policy: Path) -> None:
     with pytest.raises(ConfigError, match="escapes must be one of 'seal', 'refuse', 'warn' or None"):
         StrongroomCheckpoint("run", escapes="hide")  # type: ignore[arg-type]
+
+
+def test_processes_that_hand_weights_back_by_a_file_are_refused(policy: Path) -> None:
+    trainer = trainer_with(strategy="ddp_spawn", devices=2)
+    with pytest.raises(ConfigError, match="hand the weights back through a temporary file"):
+        trainer.callbacks[-1].setup(trainer, Marked(), "fit")  # type: ignore[attr-defined]
+    allowed = trainer_with(escapes="warn", strategy="ddp_spawn", devices=2)
+    with pytest.warns(UserWarning, match="DDPStrategy .hands the weights back"):
+        guard(allowed, LIGHTNING, [], "warn", {})
