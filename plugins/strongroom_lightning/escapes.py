@@ -77,7 +77,7 @@ def guard(
     if seam.hands_weights_back_by_file(trainer):
         if policy != "warn":
             raise ConfigError(
-                "this run's checkpoints are sealed, and the processes that this strategy spawns or forks hand "
+                "this run's checkpoints are sealed, and the processes that this strategy spawns hand "
                 "the weights back through a temporary file in the clear; use strategy='ddp' in a script, or "
                 "allow it by escapes='warn'"
             )

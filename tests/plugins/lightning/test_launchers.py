@@ -1,4 +1,4 @@
-"""Processes that Lightning starts for the fit alone, and what the process that started them knows afterwards."""
+"""Processes that Lightning starts for the fit alone, and what who started them knows afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print("best:", best)
 
 
 def test_who_forked_the_ranks_knows_what_they_saved(tmp_path: Path) -> None:
-    """Lightning trains so in notebooks: the callback's copies in the ranks save, and the original is asked."""
+    """As in notebooks: copies of the callback save, in the ranks, and the original is asked."""
     root = tmp_path / "run"
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(root)], capture_output=True, text=True, timeout=200, cwd=tmp_path
