@@ -40,7 +40,7 @@ __all__ = [
 _PARTS: Final = ("model", "lightning")
 """What every checkpoint of this front end holds. One of the model alone holds nothing else."""
 
-_OF_A_RESUME: Final = ("optimizers", "position", "rng", "metrics", "job")
+_OF_A_RESUME: Final = ("optimizers", "position", "rng", "metrics", "modes", "job")
 """What a checkpoint that can be resumed from holds besides; all of it, so that a template can ask for it."""
 
 _NEEDED_TO_RESUME: Final = ("optimizers", "position", "rng")

@@ -230,6 +230,13 @@ class StopAtStart(Callback):
         raise StoppedError
 
 
+class Thaw(Callback):
+    """Freezes a weight in every other epoch, in a hook that a resume inside an epoch does not run again."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.net[0].weight.requires_grad_(trainer.current_epoch % 2 == 1)
+
+
 class OwnCount(Callback):
     """A state that differs by rank: what each has seen, and one key that rank 0 has alone."""
 

@@ -70,6 +70,17 @@ def test_a_run_of_ranks_broken_off_anywhere_ends_as_the_uninterrupted_one(
     ends_like(resumed, expected, done)
 
 
+def test_what_was_frozen_on_the_way_comes_back_where_the_model_is_sharded(
+    launcher: LightningLauncher, tmp_path: Path
+) -> None:
+    def run(root: Path | None, **options: Any) -> list[dict[str, Any]]:
+        settings = {**WAYS["fsdp2"], "callbacks": [rank_runs.Thaw], "max_epochs": 3}
+        return launcher.run(rank_runs.train, root, ranks=2, **settings, **options)
+
+    run(tmp_path / "run", until=SECOND_EPOCH)
+    ends_like(run(tmp_path / "run", draw_from=99), run(None), SECOND_EPOCH)
+
+
 # ------------------------------------------------------------------------------------- what is sharded
 
 
