@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,9 +131,23 @@ class Arguments:
         Raises:
             ConfigError: a value that cannot work, or two that exclude each other.
         """
+        _check_flags(
+            auto_insert_metric_name=auto_insert_metric_name,
+            save_weights_only=save_weights_only,
+            save_on_exception=save_on_exception,
+            verbose=verbose,
+            running_metrics=running_metrics,
+            accept_missing_tiers=accept_missing_tiers,
+            accept_older=accept_older,
+            log_saves=log_saves,
+        )
+        if save_on_train_epoch_end is not None:
+            _check_flags(save_on_train_epoch_end=save_on_train_epoch_end)
+        every_n_train_steps = _check_interval("every_n_train_steps", every_n_train_steps)
+        every_n_epochs = _check_interval("every_n_epochs", every_n_epochs)
         if every_n_train_steps is None and every_n_epochs is None and train_time_interval is None:
             every_n_epochs = 1
-        if save_last not in {None, True, False, "link"}:
+        if not (save_last is None or save_last == "link" or isinstance(save_last, bool)):
             raise ConfigError(f"save_last must be True, False, 'link' or None; got {save_last!r}")
         root = _expanded(dirpath)
         if config is not None:
@@ -144,7 +159,7 @@ class Arguments:
                 placed = placement.place(root)
                 root, replicate_to = placed.root, replicate_to or placed.replicate_to
         return cls(
-            dirpath=root,
+            dirpath=_absolute(root),
             # 0 is how Lightning's users switch an interval off.
             intervals=SaveIntervals(
                 every_n_steps=None if every_n_train_steps == 0 else every_n_train_steps,
@@ -164,8 +179,8 @@ class Arguments:
             accept_older=accept_older,
             unencodable=check_unencodable(unencodable),
             escapes=check_escapes(escapes),
-            provenance=provenance,
-            preemption_signals=check_signals(preemption_signals),
+            provenance=_check_provenance(provenance),
+            preemption_signals=check_signals(preemption_signals or ()),
             spot_notice=_check_notice(spot_notice),
             spot_notice_every_s=check_seconds("spot_notice_every_s", spot_notice_every_s),
             timeout_s=check_seconds("timeout_s", timeout_s),
@@ -203,8 +218,42 @@ class Arguments:
 
 def _expanded(dirpath: str | os.PathLike[str]) -> str:
     """A path with ``~`` as the user's home; a URI as it is."""
-    path = os.fspath(dirpath)
+    given: Any = dirpath
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"dirpath must be the run's root, a path or a URI such as s3://bucket/runs/a; got {given!r}. "
+            f"It has no default: what a run resumes from must be found again when it starts the next time"
+        )
     return path if "://" in path else os.path.expanduser(path)
+
+
+def _absolute(root: str) -> str:
+    """A path as it is meant here and now, whatever working directory a program changes to; a URI as it is."""
+    is_path = root != "" and not re.match("[A-Za-z][A-Za-z0-9+.-]*:/", root)
+    return os.path.abspath(root) if is_path else root
+
+
+def _check_flags(**flags: Any) -> None:
+    """A text such as ``"no"`` would count as yes."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False; got {value!r}")
+
+
+def _check_interval(name: str, count: Any) -> int | None:
+    if count is not None and (not isinstance(count, int) or count is True or count < 0):
+        raise ConfigError(f"{name} must be a whole number, 0 to switch it off, or None; got {count!r}")
+    return count
+
+
+def _check_provenance(given: Any) -> Any:
+    if given is not None and not isinstance(given, Mapping) and not callable(given):
+        raise ConfigError(
+            f"provenance must be a mapping such as {{'data': {{'version': '2026-11'}}}}, or a function that "
+            f"returns one; got {given!r}"
+        )
+    return given
 
 
 def _check_notice(notice: Any) -> SpotNotice | None:

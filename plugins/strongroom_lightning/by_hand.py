@@ -44,6 +44,27 @@ __all__ = ["ByHand"]
 _WEIGHTS: Final = ".safetensors"
 
 
+class _SaveCheckpoint:
+    """A Trainer's ``save_checkpoint``. No closure, so that a copy of the Trainer has its own."""
+
+    def __init__(self, by_hand: ByHand, trainer: Any, callback: Any, original: Callable[..., None]) -> None:
+        self.by_hand = by_hand
+        self._trainer = trainer
+        self._callback = callback
+        self._original = original
+
+    def __call__(
+        self, filepath: Any, weights_only: bool | None = None, storage_options: Any | None = None
+    ) -> None:
+        trainer, is_there = self._trainer, any(one is self._callback for one in self._trainer.callbacks)
+        if not is_there or trainer.model is None or self.by_hand.is_lightnings_own(sys._getframe(1)):
+            self._original(filepath, weights_only, storage_options)
+            return
+        self.by_hand.save(
+            trainer, os.fspath(filepath), weights_only=bool(weights_only), storage_options=storage_options
+        )
+
+
 class ByHand:
     """What is saved by hand, from the callback's first stage in a Trainer on.
 
@@ -74,33 +95,26 @@ class ByHand:
             self._ending = fit.saving.ending
             self._left_at = fit.saving.left_at
 
-    def take_over(self, trainer: Any, is_there: Callable[[], bool]) -> None:
+    def take_over(self, trainer: Any, callback: Any) -> None:
         """Let ``trainer.save_checkpoint`` come here from now on; harmless when repeated.
 
         Args:
-            is_there: whether the Trainer still has the callback.
+            callback: which the Trainer must still have.
         """
         original = trainer.save_checkpoint
-        if getattr(original, "by_hand", None) is self:
-            return
+        if not isinstance(original, _SaveCheckpoint) or original.by_hand is not self:
+            trainer.save_checkpoint = _SaveCheckpoint(self, trainer, callback, original)
 
-        def save_checkpoint(
-            filepath: Any, weights_only: bool | None = None, storage_options: Any | None = None
-        ) -> None:
-            if not is_there() or trainer.model is None or self._is_lightnings_own(sys._getframe(1)):
-                original(filepath, weights_only, storage_options)
-                return
-            if storage_options is not None:
-                raise ConfigError(
-                    "save_checkpoint(storage_options=...) means nothing to Strongroom: a store takes its "
-                    "options from the environment and the policy; leave it out"
-                )
-            self._save(trainer, os.fspath(filepath), weights_only=bool(weights_only))
+    def save(self, trainer: Any, path: str, *, weights_only: bool, storage_options: Any) -> None:
+        """What the method does, if it is the user who calls it."""
+        if storage_options is not None:
+            raise ConfigError(
+                "save_checkpoint(storage_options=...) means nothing to Strongroom: a store takes its "
+                "options from the environment and the policy; leave it out"
+            )
+        self._save(trainer, path, weights_only=weights_only)
 
-        save_checkpoint.by_hand = self  # type: ignore[attr-defined]
-        trainer.save_checkpoint = save_checkpoint
-
-    def _is_lightnings_own(self, frame: FrameType | None) -> bool:
+    def is_lightnings_own(self, frame: FrameType | None) -> bool:
         """Whether one of Lightning's callbacks is saving: a file of its own, that it looks for again."""
         callbacks = self._namespace.callbacks
         kinds = (callbacks.Checkpoint, callbacks.BatchSizeFinder, callbacks.LearningRateFinder)

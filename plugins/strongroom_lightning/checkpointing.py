@@ -228,6 +228,10 @@ class Checkpointing(Attributes):
         self._left_at: int | None = None
         seam.ask_for_named(self.namespace, _named)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process, or in a copy, this Trainer is none that has trained.
+        return {**self.__dict__, "_last_trainer": None}
+
     # ------------------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -264,7 +268,7 @@ class Checkpointing(Attributes):
             self._fit,
             is_first_run=is_first_run,
         )
-        self._by_hand.take_over(trainer, is_there=lambda: any(one is self for one in trainer.callbacks))
+        self._by_hand.take_over(trainer, self)
         resuming.watch(self._replacements.replace)
         if self._fit is not None:
             self._by_hand.fit_begins(self._fit)
@@ -366,6 +370,8 @@ class Checkpointing(Attributes):
         """What is said of the run, and what Lightning knows of it."""
         given = self._arguments.provenance
         said = given() if callable(given) else given or {}
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"provenance() must return a mapping; it returned {said!r:.200}")
         known = {"hyper_parameters": self._hyper_parameters} if self._hyper_parameters else {}
         return {**known, **said}
 
@@ -382,5 +388,7 @@ def _named(trainer: Any, function: str, name: str) -> str | None:
         return str(CheckpointUri(root=None, step=None, may_be_absent=True))
     if ours.monitor is None:
         others = [one for one in trainer.checkpoint_callbacks if one is not ours]
-        return None if others else ours.best_model_path or None
+        return (
+            None if others else ours.best_model_path or str(CheckpointUri(root=None, step=None, is_best=True))
+        )
     return str(CheckpointUri(root=None, step=None, is_best=True))

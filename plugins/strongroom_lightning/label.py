@@ -5,6 +5,7 @@ A checkpoint's folder is named by its step; what `ModelCheckpoint` calls a file 
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _COUNTED: Final = ("epoch", "step")
 _DEFAULT: Final = "{epoch}-{step}"
 
 _UNKNOWN: Final = "?"
+
+_LONGEST: Final = 1000
+"""Characters: a label is for people, and part of every checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,14 @@ class Label:
         try:
             if any(not name for name in self.names):
                 raise ValueError("a pair of braces holds no metric's name")
-            self.fill(dict.fromkeys(self.names, 0.5) | {"epoch": 0, "step": 0})
+            if any(
+                re.search("[0-9]{4}", spec or "") for *_, spec, _ in string.Formatter().parse(self.pattern)
+            ):
+                # Before it is tried: a width of a billion makes a gigabyte.
+                raise ValueError("a width or precision has more than three digits")
+            filled = self.fill(dict.fromkeys(self.names, 0.5) | {"epoch": 0, "step": 0})
+            if len(filled) > _LONGEST:
+                raise ValueError(f"it makes labels of {len(filled)} characters; {_LONGEST} are allowed")
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"filename={self.pattern!r} is no pattern: {error}; expected names of metrics in braces, "

@@ -51,7 +51,7 @@ class Namespace:
 
     def __getstate__(self) -> dict[str, str]:
         # Modules that were looked up cannot be sent to another process, which has its own.
-        return {"package": self.package, "distribution": self.distribution}
+        return {"package": self.package, "fabric": self.fabric, "distribution": self.distribution}
 
     @property
     def version(self) -> str:

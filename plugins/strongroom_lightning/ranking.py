@@ -63,8 +63,8 @@ class RankingRule:
                 f"save_top_k must be -1 (all), 0 (none), or how many of the best stay; got {save_top_k!r}"
             )
         mode = check_rank_mode(mode)
-        if keep is not None:
-            KeepLast(count=keep)
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ConfigError(f"keep must be how many of the newest stay, at least 1, or None; got {keep!r}")
         if monitor is None:
             if save_top_k not in {None, -1, 0, 1}:
                 raise ConfigError(
@@ -131,6 +131,11 @@ class Ranking:
         self._seen: Any = None
         self.is_behind = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A save that is under way is this process's; what has committed is known to any other too.
+        self._settle()
+        return {**self.__dict__, "_begun": dict.fromkeys(self._begun), "_seen": None}
+
     @property
     def policy(self) -> RetentionPolicy | None:
         """What stays in the run's root; None: everything."""
@@ -149,6 +154,10 @@ class Ranking:
         self._newest = self._current = self._seen = None
         self._inherited = ""
         self.is_behind = False
+
+    def hear_of_best(self, path: str) -> None:
+        """The run was trained in other processes, and this is what was best there; known here is nothing."""
+        self._inherited = path
 
     def stand_on(self, step: int) -> None:
         """The run has been taken up from this step of its root."""
@@ -237,7 +246,7 @@ class Ranking:
     @property
     def best_model_path(self) -> str:
         if self.rule.monitor is None:
-            return "" if self.rule.save_top_k == 0 else self.last_model_path
+            return "" if self.rule.save_top_k == 0 else self.last_model_path or self._inherited
         return next(iter(self.best_k_models), self._inherited)
 
     @property

@@ -58,15 +58,17 @@ class CheckpointUri:
         """
         if not text.startswith(SCHEME):
             return None
-        match = re.fullmatch(r"([^#]*)(?:#(?:step=([0-9]{1,18})|(best)))?", text.removeprefix(SCHEME))
-        if match is None:
+        named = text.removeprefix(SCHEME)
+        # A root's own name may hold "#", where what follows the last one says which checkpoint is meant.
+        match = re.fullmatch(r"(.*)#(?:step=([0-9]{1,18})|(best))", named, re.DOTALL)
+        if match is None and "#" in named:
             raise ConfigError(
                 f"{text!r}: expected strongroom://latest, strongroom://best, strongroom://#step=N, "
                 f"strongroom://ROOT, strongroom://ROOT#step=N or strongroom://ROOT#best"
             )
-        root, step, best = match.groups()
+        root, step, best = (named, None, None) if match is None else match.groups()
         return cls(
-            root=None if root in _OWN else root,
+            root=None if root in _OWN else os.path.expanduser(root),
             step=None if step is None else int(step),
             is_best=best is not None or (root == "best" and step is None),
             may_be_absent=root == "last" and step is None and best is None,
@@ -106,8 +108,10 @@ class CheckpointUri:
             )
 
     def __str__(self) -> str:
+        # A folder may have one of the names that stand for the callback's own root.
+        root = f"./{self.root}" if self.root in _OWN else self.root
         if self.step is not None:
-            return f"{SCHEME}{self.root or 'latest'}#step={self.step}"
+            return f"{SCHEME}{root or ''}#step={self.step}"
         if self.is_best:
-            return f"{SCHEME}best" if self.root is None else f"{SCHEME}{self.root}#best"
-        return f"{SCHEME}{self.root or ('last' if self.may_be_absent else 'latest')}"
+            return f"{SCHEME}best" if root is None else f"{SCHEME}{root}#best"
+        return f"{SCHEME}{root or ('last' if self.may_be_absent else 'latest')}"

@@ -32,9 +32,18 @@ RUN = "runs/a"
         ({"mode": "unknown_option"}, "mode must be one of 'min', 'max'; got 'unknown_option'"),
         ({"monitor": 3}, "monitor must be the name of a logged metric"),
         ({"monitor": ""}, "monitor must be the name of a logged metric"),
-        ({"keep": 0, "monitor": "score"}, "KeepLast.count"),
-        ({"every_n_epochs": -3}, "every_n_epochs must be a whole number of at least 1"),
-        ({"every_n_train_steps": -3}, "every_n_steps must be a whole number of at least 1"),
+        ({"keep": 0, "monitor": "score"}, "keep must be how many of the newest stay, at least 1.*got 0"),
+        ({"every_n_epochs": -3}, "every_n_epochs must be a whole number, 0 to switch it off"),
+        ({"every_n_train_steps": -3}, "every_n_train_steps must be a whole number, 0 to switch it off"),
+        ({"every_n_train_steps": True}, "every_n_train_steps must be a whole number.*got True"),
+        ({"every_n_epochs": "2"}, "every_n_epochs must be a whole number.*got '2'"),
+        ({"save_last": []}, "save_last must be"),
+        ({"accept_older": "no"}, "accept_older must be True or False; got 'no'"),
+        ({"save_weights_only": "no"}, "save_weights_only must be True or False; got 'no'"),
+        ({"save_on_train_epoch_end": "no"}, "save_on_train_epoch_end must be True or False; got 'no'"),
+        ({"provenance": 5}, "provenance must be a mapping.*got 5"),
+        ({"filename": "{epoch:1000000000}"}, "more than three digits"),
+        ({"filename": "x" * 2000}, "labels of 2000 characters; 1000 are allowed"),
         ({"save_last": "copy"}, "save_last must be True, False, 'link' or None"),
         ({"filename": "{}"}, "no metric's name"),
         ({"filename": "{epoch"}, "is no pattern: expected '}'"),
@@ -109,8 +118,27 @@ def test_a_command_line_can_give_save_last(text: str, value: bool | str) -> None
 def test_a_home_folder_is_expanded() -> None:
     assert StrongroomCheckpoint("~/runs").dirpath == str(Path.home() / "runs")
     assert StrongroomCheckpoint(Path("~/runs")).dirpath == str(Path.home() / "runs")
-    assert StrongroomCheckpoint("./~/runs").dirpath == "./~/runs"
+    assert StrongroomCheckpoint("./~/runs").dirpath == str(Path.cwd() / "~" / "runs")
     assert StrongroomCheckpoint("s3://bucket/~/runs").dirpath == "s3://bucket/~/runs"
+
+
+@pytest.mark.parametrize("dirpath", (None, 5, b"runs/a"), ids=str)
+def test_a_root_has_no_default(dirpath: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dirpath must be the run's root.*It has no default"):
+        StrongroomCheckpoint(dirpath)
+
+
+def test_a_relative_root_is_meant_where_the_callback_is_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = StrongroomCheckpoint("run")
+    monkeypatch.chdir("/")
+    assert made.dirpath == str(root)
+
+
+def test_provenance_that_is_no_mapping_is_told(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"provenance\(\) must return a mapping; it returned 5"):
+        run(root, provenance=lambda: 5)
 
 
 # ----------------------------------------------------------------------------------------------- labels

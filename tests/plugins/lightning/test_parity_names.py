@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SCORES = {2: 0.5, 4: 0.2, 6: 0.3, 8: 0.4}
 RANKED = {"monitor": "score", "save_top_k": 2}
 
 
-def weights_of(root: Path, step: int) -> dict[str, torch.Tensor]:
+def weights_of(root: Path, step: int | None) -> dict[str, torch.Tensor]:
     restored = Checkpointer(root).restore({"model": {}}, only="model", step=step)
     assert restored is not None
     found: dict[str, torch.Tensor] = restored.state["model"]
@@ -117,12 +118,16 @@ def test_the_best_of_a_root_that_was_never_ranked_is_an_error(root: Path) -> Non
 def test_before_anything_was_saved_there_is_no_best(root: Path) -> None:
     ours = StrongroomCheckpoint(root)
     assert (ours.best_model_path, ours.last_model_path, ours.best_k_models) == ("", "", {})
-    with pytest.raises(ValueError, match="not configured to save the best model"):
-        fresh_trainer(ours).validate(Scripted(), loader(1), ckpt_path="best")
-    with pytest.raises(CheckpointNotFoundError, match="holds no"):
-        fresh_trainer(StrongroomCheckpoint(root, monitor="score")).validate(
-            Scripted(), loader(1), ckpt_path="best"
-        )
+    for checkpoint in (ours, StrongroomCheckpoint(root, monitor="score")):
+        with pytest.raises(CheckpointNotFoundError, match="holds no checkpoint that was ranked"):
+            fresh_trainer(checkpoint).validate(Scripted(), loader(1), ckpt_path="best")
+
+
+def test_a_callback_without_a_metric_finds_what_the_root_was_ranked_by(trained: Outcome) -> None:
+    module = Scripted()
+    other = fresh_trainer(StrongroomCheckpoint(trained.checkpoint.dirpath))
+    other.validate(module, loader(1), ckpt_path="best", verbose=False)
+    assert has(module, weights_of(Path(trained.checkpoint.dirpath), 4))
 
 
 def test_a_development_run_has_no_best(root: Path) -> None:
@@ -285,6 +290,38 @@ def test_the_callback_can_be_sent_to_another_process(root: Path) -> None:
     assert sent.best_k_models == {}
 
 
+@pytest.mark.parametrize("copied", (copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))))
+def test_after_a_fit_it_still_can_with_what_it_knows(root: Path, copied: Callable[[Any], Any]) -> None:
+    ours = StrongroomCheckpoint(root, **RANKED)
+    fresh_trainer(ours, max_epochs=4).fit(
+        Scripted(SCORES), loader(2), loader(1)
+    )  # nothing is asked of it before
+    sent = copied(ours)
+    assert sent.best_model_path == ours.best_model_path == f"strongroom://{root}#step=4"
+    assert sent.last_model_path == ours.last_model_path
+    assert pickle.loads(pickle.dumps(sent.namespace)) == sent.namespace
+
+
+def test_a_copy_of_a_trainer_saves_its_own_weights_by_hand(root: Path) -> None:
+    outcome = run(root, SCORES, **RANKED)
+    other = copy.deepcopy(outcome.trainer)
+    with torch.no_grad():
+        for parameter in other.lightning_module.parameters():
+            parameter.fill_(7.0)
+    other.save_checkpoint(root.with_name("by-hand"))
+    assert all(bool((value == 7.0).all()) for value in weights_of(root.with_name("by-hand"), None).values())
+
+
+def test_what_was_best_in_processes_that_lightning_started_is_known(root: Path) -> None:
+    """As under ``ddp_fork``, ``ddp_spawn`` and ``ddp_notebook``: the launcher sets the attribute."""
+    ours = StrongroomCheckpoint(root)
+    ours.best_model_path = f"strongroom://{root}#step=4"
+    assert ours.best_model_path == f"strongroom://{root}#step=4"
+    ranked = StrongroomCheckpoint(root, monitor="score")
+    ranked.best_model_path = f"strongroom://{root}#step=4"
+    assert ranked.best_model_path == f"strongroom://{root}#step=4"
+
+
 @pytest.mark.parametrize(
     ("text", "means"),
     (
@@ -293,6 +330,12 @@ def test_the_callback_can_be_sent_to_another_process(root: Path) -> None:
         ("strongroom://runs/b#best", CheckpointUri(root="runs/b", step=None, is_best=True)),
         ("strongroom://s3://bucket/b#step=7", CheckpointUri(root="s3://bucket/b", step=7)),
         ("strongroom://./best", CheckpointUri(root="./best", step=None)),
+        ("strongroom://#step=7", CheckpointUri(root=None, step=7)),
+        ("strongroom://runs/a#b#step=7", CheckpointUri(root="runs/a#b", step=7)),
+        (
+            "strongroom://runs/#1/\u00fc ß#best",
+            CheckpointUri(root="runs/#1/\u00fc ß", step=None, is_best=True),
+        ),
     ),
 )
 def test_names_are_read_as_they_are_written(text: str, means: CheckpointUri) -> None:
