@@ -94,12 +94,6 @@ class Attributes:
         """Lightning tells by this what processes have done that it started for the fit alone."""
         self._best_elsewhere = path
 
-    @best_model_path.setter
-    def best_model_path(self, path: str) -> None:
-        # Where Lightning has trained in processes that it started itself (ddp_spawn, ddp_fork, ddp_notebook),
-        # it tells the callback in the user's process what those came to.
-        self._ranking.hear_of_best(path)
-
     @property
     def best_model_score(self) -> torch.Tensor | None:
         """The best checkpoint's score."""

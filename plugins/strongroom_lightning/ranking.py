@@ -155,10 +155,6 @@ class Ranking:
         self._inherited = ""
         self.is_behind = False
 
-    def hear_of_best(self, path: str) -> None:
-        """The run was trained in other processes, and this is what was best there; known here is nothing."""
-        self._inherited = path
-
     def stand_on(self, step: int) -> None:
         """The run has been taken up from this step of its root."""
         self._newest = step
@@ -246,7 +242,7 @@ class Ranking:
     @property
     def best_model_path(self) -> str:
         if self.rule.monitor is None:
-            return "" if self.rule.save_top_k == 0 else self.last_model_path or self._inherited
+            return "" if self.rule.save_top_k == 0 else self.last_model_path
         return next(iter(self.best_k_models), self._inherited)
 
     @property

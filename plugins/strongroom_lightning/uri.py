@@ -111,7 +111,7 @@ class CheckpointUri:
         # A folder may have one of the names that stand for the callback's own root.
         root = f"./{self.root}" if self.root in _OWN else self.root
         if self.step is not None:
-            return f"{SCHEME}{root or ''}#step={self.step}"
+            return f"{SCHEME}{root or 'latest'}#step={self.step}"
         if self.is_best:
             return f"{SCHEME}best" if root is None else f"{SCHEME}{root}#best"
         return f"{SCHEME}{root or ('last' if self.may_be_absent else 'latest')}"

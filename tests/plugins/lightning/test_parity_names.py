@@ -312,16 +312,6 @@ def test_a_copy_of_a_trainer_saves_its_own_weights_by_hand(root: Path) -> None:
     assert all(bool((value == 7.0).all()) for value in weights_of(root.with_name("by-hand"), None).values())
 
 
-def test_what_was_best_in_processes_that_lightning_started_is_known(root: Path) -> None:
-    """As under ``ddp_fork``, ``ddp_spawn`` and ``ddp_notebook``: the launcher sets the attribute."""
-    ours = StrongroomCheckpoint(root)
-    ours.best_model_path = f"strongroom://{root}#step=4"
-    assert ours.best_model_path == f"strongroom://{root}#step=4"
-    ranked = StrongroomCheckpoint(root, monitor="score")
-    ranked.best_model_path = f"strongroom://{root}#step=4"
-    assert ranked.best_model_path == f"strongroom://{root}#step=4"
-
-
 @pytest.mark.parametrize(
     ("text", "means"),
     (
@@ -330,7 +320,6 @@ def test_what_was_best_in_processes_that_lightning_started_is_known(root: Path) 
         ("strongroom://runs/b#best", CheckpointUri(root="runs/b", step=None, is_best=True)),
         ("strongroom://s3://bucket/b#step=7", CheckpointUri(root="s3://bucket/b", step=7)),
         ("strongroom://./best", CheckpointUri(root="./best", step=None)),
-        ("strongroom://#step=7", CheckpointUri(root=None, step=7)),
         ("strongroom://runs/a#b#step=7", CheckpointUri(root="runs/a#b", step=7)),
         (
             "strongroom://runs/#1/\u00fc ß#best",
