@@ -12,6 +12,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +20,7 @@ import multiprocess
 import rank_runs
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import CombinedLoader
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from torch.utils.data._utils import worker
 
@@ -43,28 +41,6 @@ class Cell(NamedTuple):
 # ------------------------------------------------------------------------------------------------- strategies
 
 
-class Sharded(rank_runs.RankNet):
-    """FSDP2: each layer's parameters are spread over the ranks."""
-
-    def configure_model(self) -> None:
-        mesh = self.device_mesh["data_parallel"]
-        for layer in (self.net[0], self.net[3]):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.net, mesh=mesh)
-
-
-class Split(rank_runs.RankNet):
-    """Tensor parallel: the first layer by columns, the second by rows."""
-
-    def configure_model(self) -> None:
-        mesh = self.device_mesh["tensor_parallel"]
-        parallelize_module(self.net, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
-
-
-def _parallel(data: int, tensor: int) -> Callable[[], Any]:
-    return lambda: ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
-
-
 class Way(NamedTuple):
     """How ranks train together: how many there are, among how many of them the data are divided."""
 
@@ -73,9 +49,15 @@ class Way(NamedTuple):
     options: dict[str, Any]
 
 
+def _sharded(data: int, tensor: int) -> dict[str, Any]:
+    return {"strategy": partial(rank_runs.sharded, data, tensor), "module": rank_runs.ShardedNet}
+
+
 STRATEGIES: dict[str, Way] = {
     "one process": Way(1, 1, {"strategy": "auto"}),
     "DDP": Way(2, 2, {"strategy": "ddp"}),
+    "FSDP2": Way(2, 2, _sharded(2, 1)),
+    "tensor parallel": Way(2, 1, _sharded(1, 2)),
 }
 
 # ---------------------------------------------------------------------------------------------------- loaders
