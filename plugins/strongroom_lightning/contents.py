@@ -13,6 +13,7 @@ Model and optimizers are handed to the core as themselves. The rest is what `dum
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -118,11 +119,13 @@ def job_shape(trainer: Any) -> JobShape:
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Those of the logged figures that are one number."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if not isinstance(value, torch.Tensor) or value.numel() == 1
-    }
+    found = {}
+    for name, value in metrics.items():
+        if not isinstance(value, torch.Tensor) or value.numel() == 1:
+            # Hooks may write into the Trainer's dictionary what `self.log` would refuse, such as a text.
+            with contextlib.suppress(TypeError, ValueError):
+                found[name] = float(value)
+    return found
 
 
 def hyper_parameters(trainer: Any) -> dict[str, Any]:

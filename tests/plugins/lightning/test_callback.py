@@ -460,10 +460,10 @@ def test_after_a_fit_the_trainer_is_as_lightning_made_it(fit: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     (
-        ({"every_n_train_steps": -1}, "every_n_steps must be"),
+        ({"every_n_train_steps": -1}, "every_n_train_steps must be"),
         ({"train_time_interval": timedelta(0)}, "timedelta above zero"),
         ({"resume": "always"}, "resume must be one of"),
-        ({"keep": 0}, "KeepLast"),
+        ({"keep": 0}, "keep must be"),
     ),
     ids=str,
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from scripted import run
 
 from strongroom.catalog import Catalog
@@ -172,6 +173,15 @@ def test_labels_read_as_modelcheckpoints_files(filename: str | None, inserts: bo
         assert Path(theirs.format_checkpoint_name(METRICS)) == Path(theirs.dirpath or "", f"{expected}.ckpt")
 
 
+def labels_in(root: Path) -> dict[int, list[str]]:
+    store = LocalStore(root)
+    history = Catalog(store).history()
+    return {
+        name.step: open_checkpoint(store, commit, NO_GUARD).provenance["tags"]
+        for name, commit in history.commits.items()
+    }
+
+
 def test_a_label_is_kept_with_each_checkpoint(root: Path) -> None:
     run(
         root,
@@ -179,18 +189,21 @@ def test_a_label_is_kept_with_each_checkpoint(root: Path) -> None:
         filename="best-{epoch:02d}-{score:.2f}",
         trainer={"max_epochs": 2, "val_check_interval": 0.5},
     )
-    store = LocalStore(root)
-    history = Catalog(store).history()
-    labels = {
-        name.step: open_checkpoint(store, commit, NO_GUARD).provenance["tags"]
-        for name, commit in history.commits.items()
-    }
-    assert labels == {
+    assert labels_in(root) == {
         1: ["best-epoch=00-score=?"],
         2: ["best-epoch=00-score=0.50"],
         3: ["best-epoch=01-score=0.50"],
         4: ["best-epoch=01-score=0.25"],
     }
+
+
+def test_what_a_hook_logs_that_is_no_number_does_not_stop_a_run(root: Path) -> None:
+    class Odd(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.callback_metrics.update(text="best", many=torch.ones(3), nothing=None)
+
+    run(root, callbacks=[Odd()], filename="{text}-{many}", trainer={"max_epochs": 1})
+    assert labels_in(root) == {2: ["text=?-many=?"]}
 
 
 def test_of_two_callbacks_the_error_says_how_one_does_what_both_should(root: Path) -> None:
