@@ -303,9 +303,16 @@ def fetches_itself(fit_loop: Any) -> bool:
 
 def repeat_epoch_settings(trainer: Any, namespace: Namespace) -> None:
     """Set what an epoch's first hook had set: Lightning leaves it out on a resume inside an epoch."""
+    kinds = namespace.callbacks
     for callback in trainer.callbacks:
-        if isinstance(callback, namespace.callbacks.GradientAccumulationScheduler):
+        if isinstance(callback, kinds.GradientAccumulationScheduler):
             callback.on_train_epoch_start(trainer)
+        elif (
+            isinstance(callback, kinds.StochasticWeightAveraging)
+            and callback.swa_start <= trainer.current_epoch <= callback.swa_end
+        ):
+            # Its scheduler, which it puts in place of the run's; it knows in which epoch it averaged last.
+            callback.on_train_epoch_start(trainer, trainer.lightning_module)
 
 
 def progress(fit_loop: Any) -> tuple[int, int]:

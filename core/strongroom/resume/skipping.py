@@ -64,12 +64,17 @@ def skipping(loaders: Sequence[Any], batches: int) -> Iterator[Callable[[], None
     Raises:
         StateMismatchError: from that function: there are not that many batches.
     """
-    ahead = []
+    ahead: list[tuple[Any, str, _Ahead]] = []
     for loader in loaders:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        ahead.append((loader, name, _Ahead(getattr(loader, name), batches)))
-    for loader, name, sampler in ahead:
-        vars(loader)[name] = sampler  # a DataLoader refuses to be assigned another one
+        sampler = _Ahead(getattr(loader, name), batches)
+        ahead.append((loader, name, sampler))
+        # An iterator with persistent workers is used again, and has a sampler of its own to ask.
+        iterator = getattr(loader, "_iterator", None)
+        if getattr(iterator, "_index_sampler", None) is sampler.inner:
+            ahead.append((iterator, "_index_sampler", sampler))
+    for owner, name, sampler in ahead:
+        vars(owner)[name] = sampler  # a DataLoader refuses to be assigned another one
 
     def pass_over() -> None:
         for _, _, sampler in ahead:
@@ -78,8 +83,8 @@ def skipping(loaders: Sequence[Any], batches: int) -> Iterator[Callable[[], None
     try:
         yield pass_over
     finally:
-        for loader, name, sampler in ahead:
-            vars(loader)[name] = sampler.inner
+        for owner, name, sampler in ahead:
+            vars(owner)[name] = sampler.inner
             sampler.is_over = True
 
 

@@ -53,7 +53,7 @@ def averaging() -> Callback:
 
 
 @pytest.mark.filterwarnings("ignore:.*swa_epoch_start")
-@pytest.mark.parametrize("done", (10, 20))
+@pytest.mark.parametrize("done", (4, 10, 16, 20))
 def test_averaged_weights(fit: Any, uninterrupted: Any, done: int) -> None:
     reference = uninterrupted(callbacks=(averaging,))
     gone_on_with(fit, done, callbacks=(averaging,)).ends_like(reference)

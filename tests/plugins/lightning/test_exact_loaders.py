@@ -190,11 +190,21 @@ def test_the_sampler_alone_is_advanced_where_that_is_asked_for(
     resumed.ends_like(reference)
 
 
+@pytest.mark.parametrize(
+    "persists",
+    (
+        False,
+        # They are told of, for what may be drawn inside of them.
+        pytest.param(True, marks=pytest.mark.filterwarnings("ignore:.*persistent workers")),
+    ),
+)
 def test_the_order_is_exact_where_workers_read_and_the_sampler_is_advanced(
-    fit: Any, uninterrupted: Any
+    fit: Any, uninterrupted: Any, persists: bool
 ) -> None:
     def loader() -> Any:
-        return DataLoader(quiet_data(), batch_size=4, shuffle=True, num_workers=2)
+        return DataLoader(
+            quiet_data(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persists
+        )
 
     fit(until=15, checkpoint={"every_n_train_steps": 15}, loader=loader)
     options = {"every_n_epochs": 100, "skip": "sampler"}
