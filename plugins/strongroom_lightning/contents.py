@@ -18,16 +18,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from strongroom import PerRank
-from strongroom.errors import StateMismatchError
+from strongroom.errors import StateEncodingError, StateMismatchError
 from strongroom.resume import DataPosition, JobShape, RngState, described
 from strongroom.resume.dividing import Confer, mark_differing
+from strongroom.tree import capture
+from strongroom_lightning import seam
+from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.strategies import as_they_are, data_replicas
 
 __all__ = [
     "check_fits",
+    "check_storable",
     "gather",
     "hyper_parameters",
     "in_lightnings_form",
@@ -94,6 +100,31 @@ def gather(
         state["optimizers"] = list(trainer.optimizers)
         state["job"] = PerRank(job_shape(trainer).to_state())
     return state, loader_states
+
+
+def check_storable(trainer: Any, namespace: Namespace, *, weights_only: bool) -> None:
+    """Look at the model and the optimizers before the first step: nothing of them can be left out of a save.
+
+    Where a hook may still take out of the state what cannot be stored, that is a warning.
+
+    Raises:
+        StateEncodingError: something of them has no safe encoding.
+    """
+    module = trainer.lightning_module
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return  # the first step gives them their shapes
+    state: dict[str, Any] = {"model": module}
+    if not weights_only:
+        state["optimizers"] = list(trainer.optimizers)
+    try:
+        capture(state, rank=trainer.global_rank)
+    except StateEncodingError as error:
+        if not seam.has_save_hooks(trainer, namespace):
+            raise
+        rank_zero_warn(
+            f"Strongroom: {error}. Unless an on_save_checkpoint hook takes it out of the checkpoint, the "
+            f"first save will fail"
+        )
 
 
 def template(trainer: Any, *, resumes: bool) -> dict[str, Any]:
@@ -233,6 +264,8 @@ def _is_same_memory(left: object, right: object) -> bool:
         return type(left) is type(right)
     if isinstance(left, DTensor) and isinstance(right, DTensor):
         left, right = left.to_local(), right.to_local()
+    if left.layout is not torch.strided or is_lazy(left) or is_lazy(right):
+        return type(left) is type(right)  # no memory to compare: the core says what it thinks of such a one
     return (
         left.data_ptr() == right.data_ptr()
         and left.shape == right.shape

@@ -164,7 +164,7 @@ class Fit:
         def on_run_start() -> None:
             original()  # every on_train_start hook included
             check_optimizers(self._trainer)
-            self.encoding.check(self._trainer)
+            self._check_encodable()
             self.saving.begin()
             self.is_restoring = False
             if self.resumes_by_itself and seam.has_stopped_early(self._trainer, self._namespace):
@@ -190,6 +190,15 @@ class Fit:
             self.saving.stand(here)
 
         return on_run_start
+
+    def _check_encodable(self) -> None:
+        """Whether all that exists by now can be saved; looking, which is users' code, changes no run."""
+        rng = RngState.capture()
+        self.encoding.check(self._trainer)
+        contents.check_storable(
+            self._trainer, self._namespace, weights_only=self._arguments.save_weights_only
+        )
+        rng.restore()
 
     def _go_on_in_this_job(self) -> None:
         """Where the data are divided among more or fewer than before, go on behind what those had taken."""

@@ -34,6 +34,7 @@ __all__ = [
     "finders",
     "hands_weights_back_by_file",
     "has_persistent_workers",
+    "has_save_hooks",
     "has_stopped_early",
     "has_validated",
     "is_epoch_complete",
@@ -263,6 +264,18 @@ def has_stopped_early(trainer: Any, namespace: Namespace) -> bool:
     return any(
         isinstance(one, kind) and one.stopped_epoch > 0 and one.wait_count >= one.patience
         for one in trainer.callbacks
+    )
+
+
+def has_save_hooks(trainer: Any, namespace: Namespace) -> bool:
+    """Whether the module, or a callback that is none of those that save, may change what is saved."""
+    name = "on_save_checkpoint"
+    kinds = (namespace.root.LightningModule, namespace.root.Callback)
+    savers = namespace.callbacks.Checkpoint
+    others = (one for one in trainer.callbacks if not isinstance(one, savers))
+    return any(
+        name in vars(one) or all(getattr(type(one), name) is not getattr(kind, name) for kind in kinds)
+        for one in (trainer.lightning_module, *others)
     )
 
 

@@ -324,3 +324,60 @@ def test_the_two_names_are_known_to_a_bare_decoder() -> None:
     }
     assert Decoder().decode(node) == LeftOut(kind="class", name="a.B")
     assert str(Decoder().decode(node)) == "the class a.B, which was left out of the checkpoint"
+
+
+class Unruly:
+    """Raises at whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class Unready:
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not yet")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("kind", (Unruly, Unready))
+def test_what_raises_when_it_is_looked_at_is_left_out(kind: type) -> None:
+    found, (loss,) = encodable({"it": kind(), "count": 1})
+    assert found == {"it": LeftOut(kind="object", name=f"{__name__}.{kind.__name__}"), "count": 1}
+    assert "when it was looked at" in str(loss)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    (
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.nn.UninitializedParameter(),
+    ),
+    ids=("coo", "meta", "lazy"),
+)
+def test_tensors_that_cannot_be_carried_are_left_out(tensor: torch.Tensor) -> None:
+    found, (loss,) = encodable([tensor, torch.ones(1)])
+    assert isinstance(found[0], LeftOut)
+    assert "dense form" in loss.remedy
+    tree.capture({"state": found}, rank=0)
+
+
+def test_attributes_of_an_ordered_dict_are_looked_at_too() -> None:
+    value: Any = collections.OrderedDict(a=1)
+    value.made_by = Opaque
+    found, (loss,) = encodable(value)
+    assert loss.place.endswith(".made_by")
+    assert found.made_by == LeftOut(kind="class", name=f"{__name__}.Opaque")
+
+
+def test_configurations_without_a_value_or_with_objects_are_no_error() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    own = omegaconf.OmegaConf.create({"a": {"b": 1}}, flags={"allow_objects": True})
+    own.a.it = thing = Opaque()
+    for value in (own, omegaconf.DictConfig(None)):
+        found, _ = encodable({"cfg": value})
+        tree.capture({"state": found}, rank=0)
+        again = rebuild(found, {"cfg": value})["cfg"]
+        assert again == value
+    assert rebuild(encodable(own)[0], own).a.it is thing

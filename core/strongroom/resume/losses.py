@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 import torch
 
 from strongroom import tree
+from strongroom.dtypes import dtype_name
 from strongroom.errors import StateEncodingError
 from strongroom.keypath import Attribute, Path, key_path
 from strongroom.registry import registration_for
@@ -33,6 +34,9 @@ __all__ = ["Loss", "calls_a_resolver", "encodable", "qualified_name"]
 
 _SIMPLE: Final = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 """What always has an encoding, by exact type."""
+
+_TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""By exact type: a subclass may carry more than its data."""
 
 _CODE: Final = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, functools.partial)
 
@@ -109,7 +113,7 @@ class _Walk:
 
     def step(self, value: Any, path: Path, depth: int) -> Any:
         kind = type(value)
-        if kind in _SIMPLE or isinstance(value, torch.Tensor):
+        if kind in _SIMPLE or _is_ordinary(value):
             return value
         if depth > MAX_DEPTH - 4 or id(value) in self._open:
             # A shared container is walked twice, one that contains itself would be for ever.
@@ -121,7 +125,7 @@ class _Walk:
                 return container(self, value, path, depth + 1)
             if registration_for(kind) is not None:
                 return value if _has_encoding(value) else self._left_out(value, path)
-            return self._foreign(value, path, depth)
+            return self._of_users_code(value, path, depth)
         finally:
             self._open.discard(id(value))
 
@@ -137,16 +141,17 @@ class _Walk:
             if type(key) is not str and not _is_key(key):
                 self._tell((*path, key), f"the key is a {qualified_name(type(key))}")
                 continue
-            is_plain = type(item) in _SIMPLE or isinstance(item, torch.Tensor)
+            is_plain = type(item) in _SIMPLE or _is_ordinary(item)
             found[key] = item if is_plain else self.step(item, (*path, key), depth)
         return found
 
     def _ordered_dict(self, value: OrderedDict[Any, Any], path: Path, depth: int) -> Any:
         found = self._items(value.items(), path, depth)
-        if _is_same(found, value):
+        attributes = self._attributes(vars(value), path, depth)
+        if _is_same(found, value) and _is_same(attributes, vars(value)):
             return value
         ordered = OrderedDict(found)
-        vars(ordered).update(vars(value))
+        vars(ordered).update(attributes)
         return ordered
 
     def _defaultdict(self, value: defaultdict[Any, Any], path: Path, depth: int) -> Any:
@@ -177,19 +182,30 @@ class _Walk:
 
     # ---------------------------------------------------------------- what is none of the core's types
 
+    def _of_users_code(self, value: Any, path: Path, depth: int) -> Any:
+        """What looking at it runs code of the user's: whatever that raises, no save ends by it."""
+        before = len(self.losses)
+        try:
+            return self._foreign(value, path, depth)
+        except Exception as error:  # noqa: BLE001 - any code's; told
+            del self.losses[before:]
+            return self._left_out(value, path, f"which raised {type(error).__name__} when it was looked at")
+
     def _foreign(self, value: Any, path: Path, depth: int) -> Any:
         if isinstance(value, (type, *_CODE)):
             return self._left_out(value, path)
-        if isinstance(value, torch.nn.Module | torch.optim.Optimizer) or tree.is_stateful(value):
-            if self._objects == "omit":
-                return self._left_out(value, path)
-            return self._parts(value, value.state_dict(), path, depth, "its state_dict()")
+        if isinstance(value, torch.Tensor):
+            return value if _has_encoding(value) else self._odd_tensor(value, path)
         configuration = _plain_configuration(value)
         if configuration is not None:
             # Its text is stored as it stands: what it refers to may be a secret of another machine.
             runs = calls_a_resolver(configuration)
             kept = "a plain container, as it has ${...:...} that would call a function" if runs else ""
             return self._parts(value, configuration, path, depth, kept)
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer) or tree.is_stateful(value):
+            if self._objects == "omit":
+                return self._left_out(value, path)
+            return self._parts(value, value.state_dict(), path, depth, "its state_dict()")
         if _has_encoding(value):
             return value
         parts = _parts_of(value)
@@ -206,6 +222,12 @@ class _Walk:
         if kept and kind not in self._known:
             self._tell(path, f"a {kind}", kept, f"strongroom.register_type or register_codec for {kind}")
         return Simplified(kind=kind, value=parts)
+
+    def _odd_tensor(self, value: torch.Tensor, path: Path) -> LeftOut:
+        name = qualified_name(type(value))
+        what = f"a {name} of {value.layout} and {value.dtype} on {value.device}"
+        self._tell(path, what, "", "tensors in their dense form, or of a type that safetensors has")
+        return LeftOut(kind="object", name=name)
 
     def _left_out(self, value: Any, path: Path, why: str = "") -> LeftOut:
         code: Any = value.func if isinstance(value, functools.partial) else value
@@ -242,6 +264,17 @@ _CONTAINERS: Final[Mapping[type, Callable[[_Walk, Any, Path, int], Any]]] = {
 
 def _is_same(found: Mapping[Any, Any], value: Mapping[Any, Any]) -> bool:
     return len(found) == len(value) and all(item is value[key] for key, item in found.items())
+
+
+def _is_ordinary(value: Any) -> bool:
+    """Whether it is a tensor of a kind that is always carried; of many tensors, this is asked of each."""
+    return (
+        type(value) in _TENSORS
+        and value.layout is torch.strided
+        and not value.is_meta
+        and not value.is_nested
+        and dtype_name(value.dtype) is not None
+    )
 
 
 def _is_key(key: Any) -> bool:

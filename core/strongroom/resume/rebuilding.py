@@ -14,6 +14,7 @@ import importlib
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -190,7 +191,18 @@ def _configuration(parts: Any) -> Any:
         omegaconf: Any = importlib.import_module("omegaconf")
     except ImportError:
         return parts
-    return parts if calls_a_resolver(parts) else omegaconf.OmegaConf.create(parts)
+    if calls_a_resolver(parts):
+        return parts
+    # The program's own objects may be among the parts, if its own container was allowed to hold them.
+    return omegaconf.OmegaConf.create(parts, flags=None if _is_plain(parts) else {"allow_objects": True})
+
+
+def _is_plain(parts: Any) -> bool:
+    if isinstance(parts, dict):
+        return all(map(_is_plain, parts.values()))
+    if isinstance(parts, list):
+        return all(map(_is_plain, parts))
+    return isinstance(parts, bool | int | float | str | bytes | enum.Enum | PurePath | None)
 
 
 _MAKERS: Final[Makers] = {

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import json
 import pathlib
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from lightning.pytorch.core.saving import _load_state
 from lightning.pytorch.utilities.parsing import AttributeDict
 from torch.utils.data import DataLoader
 
-from strongroom import Checkpointer, ConfigError
+from strongroom import Checkpointer, ConfigError, StateEncodingError
 from strongroom.catalog import Catalog
 from strongroom.opened import open_checkpoint
 from strongroom.signing import NO_GUARD
@@ -261,6 +262,84 @@ def test_the_state_of_a_datamodule_is_looked_at_too(fit: Any, net: Any) -> None:
     for epochs in (1, 2):
         with pytest.warns(UserWarning, match=r"Data'\]\['kept'\] \(an object"):
             fit(module=net, loader=Data, max_epochs=epochs)
+
+
+def with_adjacency(net: Any, *, is_taken_out: bool = False) -> Callable[[], Any]:
+    """A module that keeps a sparse matrix among its buffers."""
+
+    class Graph(net):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"].setdefault("adjacency", self.adjacency)
+
+    class Dense(Graph):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            del checkpoint["state_dict"]["adjacency"]
+
+    return Dense if is_taken_out else Graph
+
+
+def with_a_rule(net: Any) -> Callable[[], Any]:
+    """A module whose optimizer keeps a function with its settings."""
+
+    class Ruled(net):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW([{"params": list(self.parameters()), "rule": lambda rate: rate}])
+
+    return Ruled
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    (
+        (with_adjacency, "state['model']['adjacency']: a tensor of layout torch.sparse_coo"),
+        (with_a_rule, "state['optimizers'][0]['param_groups'][0]['rule']: code has no place"),
+    ),
+)
+def test_what_cannot_be_left_out_is_refused_before_the_first_step(
+    fit: Any, net: Any, make: Callable[[Any], Any], place: str
+) -> None:
+    kept = make(net)()
+    with pytest.raises(StateEncodingError, match=re.escape(place)):
+        fit(module=lambda: kept, checkpoint={"every_n_train_steps": 1000})
+    assert kept.losses == []
+
+
+def test_what_a_hook_takes_out_of_the_model_is_only_warned_of(fit: Any, net: Any) -> None:
+    told = r"state\['model'\]\['adjacency'\].*Unless an on_save_checkpoint hook takes it out"
+    for until, count in ((4, 4), (None, 26)):
+        with pytest.warns(UserWarning, match=told):
+            outcome = fit(until=until, module=with_adjacency(net, is_taken_out=True))
+        assert len(outcome.losses) == count
+
+
+def test_tensors_without_an_encoding_in_a_callbacks_state_stop_no_run(
+    fit: Any, said: Callable[[], list[str]]
+) -> None:
+    class Confusion(Callback):
+        def __init__(self) -> None:
+            self.matrix = torch.eye(3).to_sparse()
+            self.count = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return dict(vars(self))
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            vars(self).update(state_dict)
+
+    fit(until=4, callbacks=(Confusion,))
+    (told,) = said()
+    assert "['matrix'] (a torch.Tensor of torch.sparse_coo and torch.float32 on cpu): left out" in told
+    again = Confusion()
+    fit(callbacks=(lambda: again,))
+    assert again.count == 30
+    assert again.matrix.is_sparse
 
 
 @pytest.mark.parametrize("given", ("ignore", None))
