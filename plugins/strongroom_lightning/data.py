@@ -44,6 +44,7 @@ class TrainingData:
         self._epoch: DataPosition | None = None
         self._batches_before = 0  # counted by Lightning, but not taken from this epoch's iterator
         self._resume_from: tuple[DataPosition, RngState] | None = None
+        self._loaders_from: tuple[int, RngState] | None = None
 
     def resume_from(self, position: DataPosition, rng: RngState) -> None:
         """Let the fit that is being set up go on from here."""
@@ -75,6 +76,26 @@ class TrainingData:
 
     def put_back(self, rng: RngState) -> tuple[str, ...]:
         return rng.restore(seam.loader_generators(self._fit_loop))
+
+    def make_loaders(self, make: Callable[[], None]) -> None:
+        """Let Lightning make the loaders, or keep those that it has.
+
+        Those that are made anew every few epochs a resume makes as they were made: they may go by the epoch
+        that it was, and be drawn.
+        """
+        if not seam.makes_loaders_anew(self._fit_loop):
+            make()
+            return
+        before = self._fit_loop._combined_loader
+        epoch, start = seam.epochs_done(self._fit_loop), RngState.capture()
+        position = None if self._resume_from is None or self._loaders_from else self._resume_from[0]
+        if position is not None and position.loaders_epoch is not None and position.loaders_start is not None:
+            epoch, start = position.loaders_epoch, position.loaders_start
+            start.restore()
+        with seam.in_epoch(self._fit_loop, epoch):
+            make()
+        if self._fit_loop._combined_loader is not before:
+            self._loaders_from = epoch, start
 
     def loaders_are_ready(self) -> None:
         """Lightning is about to make an iterator while it sets up."""
@@ -127,6 +148,7 @@ class TrainingData:
         self._count_from(fetcher, taken=0)
         epoch = seam.epochs_done(self._fit_loop)
         start, states = before if is_new or made_from is None else made_from
+        loaders_epoch, loaders_start = self._loaders_from or (None, None)
         self._epoch = DataPosition(
             epoch=epoch,
             epoch_start=start,
@@ -135,14 +157,19 @@ class TrainingData:
             makes_workers=not is_new,
             sampler_epoch=epoch,
             lengths=seam.loader_lengths(self._fit_loop),
+            loaders_epoch=loaders_epoch,
+            loaders_start=loaders_start,
         )
 
     def epoch_is_over(self) -> None:
         """The next epoch's iterator does not exist yet."""
+        loaders_epoch, loaders_start = self._loaders_from or (None, None)
         self._epoch = DataPosition(
             epoch=seam.epochs_done(self._fit_loop),
             makes_workers=False,
             dataset_states=dataset_states(self._loaders),
+            loaders_epoch=loaders_epoch,
+            loaders_start=loaders_start,
         )
         self._batches_before = seam.batches_taken(self._fit_loop)
 

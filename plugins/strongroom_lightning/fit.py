@@ -100,6 +100,7 @@ class Fit:
         """Be told as the fit goes on."""
         fit_loop, epoch_loop = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
         for owner, name, make in (
+            (fit_loop, "setup_data", self._setup_data),
             (fit_loop, "_load_combined_loader_states", self._loaders_ready),
             (fit_loop, "on_run_start", self._run_start),
             (epoch_loop, "reset", self._epoch_reset),
@@ -151,6 +152,9 @@ class Fit:
         return either
 
     # --------------------------------------------------------------------------- what Lightning goes through
+
+    def _setup_data(self, original: Callable[[], None]) -> Callable[[], None]:
+        return lambda: self._data.make_loaders(original)
 
     def _loaders_ready(self, original: Callable[[], None]) -> Callable[[], None]:
         def load_combined_loader_states() -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import importlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
@@ -37,6 +38,7 @@ __all__ = [
     "has_save_hooks",
     "has_stopped_early",
     "has_validated",
+    "in_epoch",
     "is_epoch_complete",
     "is_only_tuning",
     "is_run_over",
@@ -46,6 +48,7 @@ __all__ = [
     "loader_lengths",
     "loaders_have_workers",
     "loaders_keep_state",
+    "makes_loaders_anew",
     "move_inside_epoch",
     "note_sigterm",
     "progress",
@@ -91,6 +94,7 @@ _NEEDED: Final = {
         "on_run_start",
         "reset_restart_stage",
         "restarting",
+        "setup_data",
     ),
     "fit_loop.epoch_loop": (
         "_loaded_from_state_dict",
@@ -463,6 +467,22 @@ def load_states_between_epochs(fit_loop: Any, states: tuple[Any, ...]) -> None:
     for loader, state in zip(stateful, states, strict=False):
         if not isinstance(loader, DataLoader):
             loader.load_state_dict(state)
+
+
+def makes_loaders_anew(fit_loop: Any) -> bool:
+    """Whether the training loaders are made anew every few epochs."""
+    return bool(fit_loop.trainer.reload_dataloaders_every_n_epochs)
+
+
+@contextmanager
+def in_epoch(fit_loop: Any, epoch: int) -> Iterator[None]:
+    """Let ``trainer.current_epoch`` be this one meanwhile."""
+    current = fit_loop.epoch_progress.current
+    own, current.completed = current.completed, epoch
+    try:
+        yield
+    finally:
+        current.completed = own
 
 
 def remember_reload(fit_loop: Any, epoch: int, *, is_inside: bool) -> None:

@@ -43,6 +43,8 @@ class DataPosition:
         dataset_states: the states of data sets that keep one, right before this epoch's iterator was made,
             or between two epochs; None for a data set that keeps none.
         lengths: how many batches each loader had; None for one that did not know.
+        loaders_epoch: the epoch at whose beginning the loaders were made, where they are made more than once.
+        loaders_start: the random state right before; None where they are made once, when a run begins.
     """
 
     epoch: int
@@ -54,6 +56,8 @@ class DataPosition:
     loader_states: tuple[Any, ...] = ()
     dataset_states: tuple[Any, ...] = ()
     lengths: tuple[int | None, ...] = ()
+    loaders_epoch: int | None = None
+    loaders_start: RngState | None = None
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or self.batches < 0:
@@ -94,6 +98,8 @@ class DataPosition:
             "loader_states": self.loader_states,
             "dataset_states": self.dataset_states,
             "lengths": self.lengths,
+            "loaders_epoch": self.loaders_epoch,
+            "loaders_start": _to_state(self.loaders_start),
         }
 
     @classmethod
@@ -114,6 +120,8 @@ class DataPosition:
                 loader_states=tuple(state["loader_states"]),
                 dataset_states=tuple(state["dataset_states"]),
                 lengths=tuple(state["lengths"]),
+                loaders_epoch=state.get("loaders_epoch"),
+                loaders_start=_from_state(state.get("loaders_start")),
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise StateMismatchError(

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from strongroom.errors import ConfigError, StateMismatchError
@@ -286,6 +294,25 @@ def test_loaders_made_anew_every_two_epochs(fit: Any, uninterrupted: Any, net: A
             return DataLoader(quiet_data(), batch_size=4, shuffle=True, generator=own)
 
     settings = {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4, "module": Remaking}
+    reference = uninterrupted(loader=lambda: None, **settings)
+    fit(until=done, checkpoint={"every_n_train_steps": done}, loader=lambda: None, **settings)
+    resumed = fit(seed=1, checkpoint={"every_n_epochs": 100}, loader=lambda: None, **settings)
+    resumed.ends_like(reference)
+
+
+@pytest.mark.parametrize("done", (4, 14, 20, 30))
+@pytest.mark.parametrize("every", (1, 2))
+def test_loaders_made_anew_by_epoch_and_chance(
+    fit: Any, uninterrupted: Any, net: Any, every: int, done: int
+) -> None:
+    """Which data are in it depends on the epoch in which it is made, and on what is drawn then."""
+
+    class Choosing(net):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            chosen = torch.randperm(30)[:20] + 30 * self.trainer.current_epoch
+            return DataLoader(Subset(quiet_data(120), chosen.tolist()), batch_size=2, shuffle=True)
+
+    settings = {"reload_dataloaders_every_n_epochs": every, "max_epochs": 4, "module": Choosing}
     reference = uninterrupted(loader=lambda: None, **settings)
     fit(until=done, checkpoint={"every_n_train_steps": done}, loader=lambda: None, **settings)
     resumed = fit(seed=1, checkpoint={"every_n_epochs": 100}, loader=lambda: None, **settings)
