@@ -195,6 +195,8 @@ class StopVote:
             self._fail(error)
         except RanksError as error:
             if self._is_held:
+                # Training may be in a collective that a rank is missing from, and not hear of it for long.
+                _LOG.error("%s", error)
                 self._fail(error)
             else:
                 # Not this thread's to end the run: saving finds out by itself whether rank 0 is gone.
