@@ -43,6 +43,7 @@ class Arguments:
         label: what each checkpoint is called; None: nothing besides its step.
         save_weights_only: checkpoints hold the model alone.
         save_on_exception: whether a run that ends by an exception is saved.
+        save_last: as it was given.
         verbose: whether it is said what each ranked save came to.
         resume: whether the first fit takes up what is there.
         skip: how a resume inside an epoch passes over the batches that were trained on.
@@ -66,6 +67,7 @@ class Arguments:
     label: Label | None
     save_weights_only: bool
     save_on_exception: bool
+    save_last: bool | str | None
     verbose: bool
     resume: ResumeMode
     skip: SkipMode
@@ -171,6 +173,7 @@ class Arguments:
             label=None if filename is None else Label.of(filename, inserts_names=auto_insert_metric_name),
             save_weights_only=save_weights_only,
             save_on_exception=save_on_exception,
+            save_last=save_last,
             verbose=verbose,
             resume=check_resume_mode(resume),
             skip=check_skip_mode(skip),

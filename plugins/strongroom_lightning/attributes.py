@@ -70,6 +70,16 @@ class Attributes:
         return self._arguments.save_on_exception
 
     @property
+    def save_last(self) -> bool | str | None:
+        """As it was given; there is always a last one."""
+        return self._arguments.save_last
+
+    @property
+    def verbose(self) -> bool:
+        """Whether it is said what each ranked save came to."""
+        return self._arguments.verbose
+
+    @property
     def every_n_epochs(self) -> int | None:
         """After how many epochs is saved; None: no epoch's end is a reason."""
         return self._arguments.intervals.every_n_epochs

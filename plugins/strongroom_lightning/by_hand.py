@@ -60,9 +60,7 @@ class _SaveCheckpoint:
         if not is_there or trainer.model is None or self.by_hand.is_lightnings_own(sys._getframe(1)):
             self._original(filepath, weights_only, storage_options)
             return
-        self.by_hand.save(
-            trainer, os.fspath(filepath), weights_only=bool(weights_only), storage_options=storage_options
-        )
+        self.by_hand.save(trainer, filepath, weights_only=bool(weights_only), storage_options=storage_options)
 
 
 class ByHand:
@@ -105,14 +103,18 @@ class ByHand:
         if not isinstance(original, _SaveCheckpoint) or original.by_hand is not self:
             trainer.save_checkpoint = _SaveCheckpoint(self, trainer, callback, original)
 
-    def save(self, trainer: Any, path: str, *, weights_only: bool, storage_options: Any) -> None:
+    def save(self, trainer: Any, filepath: Any, *, weights_only: bool, storage_options: Any) -> None:
         """What the method does, if it is the user who calls it."""
         if storage_options is not None:
             raise ConfigError(
                 "save_checkpoint(storage_options=...) means nothing to Strongroom: a store takes its "
                 "options from the environment and the policy; leave it out"
             )
-        self._save(trainer, path, weights_only=weights_only)
+        path = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else filepath
+        if not isinstance(path, str):
+            raise ConfigError(f"save_checkpoint takes a path or a strongroom:// URI; got {filepath!r:.200}")
+        # As Lightning's own files have it.
+        self._save(trainer, os.path.expanduser(path), weights_only=weights_only)
 
     def is_lightnings_own(self, frame: FrameType | None) -> bool:
         """Whether one of Lightning's callbacks is saving: a file of its own, that it looks for again."""

@@ -83,7 +83,7 @@ class CheckpointUri:
         """
         if not isinstance(path, str | os.PathLike):
             return None  # an open file, say
-        text = str(path)
+        text = os.path.expanduser(str(path))  # as Lightning has it with files
         uri = cls.parse(text)
         if uri is not None or not os.path.isdir(text):
             return uri

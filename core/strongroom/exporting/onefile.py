@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from strongroom.errors import ConfigError, StoreError
@@ -64,8 +65,9 @@ def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> N
                 os.unlink(temporary)
             raise
         _fsync(folder)  # the name is not durable without it
-    except OSError as error:
-        raise StoreError(f"{where} could not be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{where} could not be written: {reason}") from error
 
 
 def _fsync(path: str) -> None:

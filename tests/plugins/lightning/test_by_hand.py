@@ -13,7 +13,7 @@ from safetensors.torch import load_file, load_model
 from torch.utils.data import DataLoader, Dataset
 
 from strongroom import Checkpointer
-from strongroom.errors import CheckpointNotFoundError, ConfigError, StateMismatchError
+from strongroom.errors import CheckpointNotFoundError, ConfigError, StateMismatchError, StoreError
 from strongroom.exporting.onefile import write_weights
 from strongroom_security.recipients.file import create_key_file
 
@@ -232,6 +232,22 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="name a file"):
         write_weights("s3://bucket/m.safetensors", {"a": torch.ones(2)})
     assert [one.name for one in tmp_path.iterdir()] == ["m.safetensors"]
+    with pytest.raises(StoreError, match="could not be written"):
+        write_weights("/proc/m.safetensors", {"a": torch.ones(2)})  # safetensors' own error
+
+
+def test_where_it_goes_is_a_path_and_a_home_folder_is_expanded(
+    fit: Any, net: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = fit(max_epochs=1)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    outcome.trainer.save_checkpoint("~/by-hand")
+    for name in ("~/by-hand", "strongroom://~/by-hand", Path("~/by-hand"), tmp_path / "home" / "by-hand"):
+        assert same(net.load_from_checkpoint(name).state_dict(), outcome.weights)
+    assert not Path("~").exists()
+    for path in (None, 5, b"by-hand"):
+        with pytest.raises(ConfigError, match="takes a path or a strongroom:// URI; got"):
+            outcome.trainer.save_checkpoint(path)
 
 
 def test_nothing_is_loaded_where_nothing_was_saved(root: Path, net: Any) -> None:

@@ -116,6 +116,12 @@ def test_a_command_line_can_give_save_last(text: str, value: bool | str) -> None
     assert parser.parse_args(["--it", text]).it == value
 
 
+def test_what_was_given_can_be_read() -> None:
+    given = StrongroomCheckpoint(RUN, save_last="link", verbose=True)
+    assert (given.save_last, given.verbose) == ("link", True)
+    assert (StrongroomCheckpoint(RUN).save_last, StrongroomCheckpoint(RUN).verbose) == (None, False)
+
+
 def test_a_home_folder_is_expanded() -> None:
     assert StrongroomCheckpoint("~/runs").dirpath == str(Path.home() / "runs")
     assert StrongroomCheckpoint(Path("~/runs")).dirpath == str(Path.home() / "runs")
