@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers import Running
 
 __all__ = ["capture", "known", "restore"]
 
@@ -48,9 +49,9 @@ def capture(trainer: Any) -> dict[str, Any]:
             if not result.has_reset
         },
         "modules": {
-            name: {"updates": metric._update_count, "states": states}
+            name: {"updates": metric._update_count, "seen": _seen(metric), "states": states}
             for name, metric, states in _metrics_of(trainer.lightning_module)
-            if metric._update_count
+            if metric._update_count or _seen(metric)
         },
     }
 
@@ -75,6 +76,8 @@ def restore(trainer: Any, saved: Mapping[str, Any], *, inside_epoch: bool) -> tu
         for key, value in state["states"].items():
             setattr(metric, key, _moved(value, device))
         metric._update_count, metric._computed = state["updates"], None
+        if isinstance(metric, Running):
+            metric._num_vals_seen = state["seen"]
     if inside_epoch:
         connector._first_loop_iter = saved["is_first_batch"]
         results = trainer.fit_loop.epoch_loop._results
@@ -90,6 +93,11 @@ def known(trainer: Any) -> Mapping[str, Any]:
     """What callbacks were shown last; no mean is formed for it, as ``trainer.callback_metrics`` would."""
     shown: Mapping[str, Any] = trainer._logger_connector._callback_metrics
     return shown
+
+
+def _seen(metric: Metric) -> int:
+    """How many values went through a metric over a window, which counts them by itself."""
+    return int(metric._num_vals_seen) if isinstance(metric, Running) else 0
 
 
 def _metrics_of(module: torch.nn.Module) -> Iterator[tuple[str, Metric, dict[str, Any]]]:

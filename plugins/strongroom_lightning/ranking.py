@@ -195,6 +195,7 @@ class Ranking:
         Args:
             is_owed: without a score, it leaves a ranked save to be made.
         """
+        self._note_committed()
         self._begun[step] = None
         if self.rule.monitor is None or self.rule.best == 0:
             return
@@ -218,12 +219,15 @@ class Ranking:
 
     def _settle(self) -> None:
         """Find out what has become of the saves that were under way."""
+        self._note_committed()
         for step, handle in list(self._begun.items()):
-            if handle is None or not handle.done():
-                continue
-            if handle.has_failed:
+            if handle is not None and handle.done():
                 self.give_up(step)
-            else:
+
+    def _note_committed(self) -> None:
+        """Let go of those that have committed: in a long run nobody may ever ask."""
+        for step, handle in list(self._begun.items()):
+            if handle is not None and handle.done() and not handle.has_failed:
                 del self._begun[step]
                 self._newest = step
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection, RunningMean
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
 DONE = (4, 10, 16)
@@ -28,6 +28,7 @@ def measuring(net: Any) -> Any:
             )
             self.highest = MaxMetric()
             self.mean = MeanMetric()
+            self.lately = RunningMean(window=4)
 
         def on_train_epoch_start(self) -> None:
             super().on_train_epoch_start()
@@ -40,6 +41,7 @@ def measuring(net: Any) -> Any:
             self.group.update(guesses, batch[1])
             self.highest.update(loss.detach())
             self.mean.update(loss.detach())
+            self.lately(loss.detach())
             self.log("both", loss, on_step=True, on_epoch=True)
             self.log("accuracy", self.accuracy, on_epoch=True)
             for reduce in ("min", "max", "sum"):
@@ -51,6 +53,7 @@ def measuring(net: Any) -> Any:
         def on_train_epoch_end(self) -> None:
             group = {f"group_{name}": value for name, value in self.group.compute().items()}
             self.log_dict({**group, "highest": self.highest.compute(), "mean": self.mean.compute()})
+            self.log("lately", self.lately.compute())
             for metric in (self.group, self.highest, self.mean):
                 metric.reset()
 

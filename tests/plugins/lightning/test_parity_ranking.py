@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import warnings
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -323,6 +325,21 @@ def test_a_save_that_is_under_way_or_has_failed_is_not_the_best(root: Path) -> N
     assert tried.best_steps() == [2]
     assert list(tried.state_dict()["scores"]) == [2]
     assert tried.is_behind  # one that is ranked is still to be made
+
+
+def test_what_has_committed_is_let_go_of_also_where_nobody_asks(root: Path) -> None:
+    run(root, trainer={"max_epochs": 1})
+    tried = ranking(root)
+    earlier = committed(2, root)
+    tried.begin(2, 0.5, is_owed=True)
+    tried.follow(2, earlier)
+    kept = weakref.ref(earlier)
+    del earlier
+    assert kept() is not None
+    tried.begin(4, 0.1, is_owed=True)
+    gc.collect()
+    assert kept() is None
+    assert tried.best_steps() == [2]
 
 
 def test_a_save_by_hand_leaves_no_ranked_one_to_be_made(root: Path) -> None:
