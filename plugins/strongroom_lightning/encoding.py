@@ -135,6 +135,11 @@ def in_programs_values(
             found[key] = rebuild(
                 checkpoint[key], own.get(key, ABSENT), path=("lightning", key), makers=makers
             )
+    if "callbacks" in affected and type(found["callbacks"]) is dict:
+        states = found["callbacks"]
+        found["callbacks"] = {
+            name: _Uncopied(state) if type(state) is dict else state for name, state in states.items()
+        }
     for key, of_class in zip(_ARGUMENTS, _CLASSES, strict=True):
         if key in affected and type(found[key]) is not dict:
             found[of_class] = type(found[key])  # Lightning makes it of a plain dict once more
@@ -157,6 +162,17 @@ def in_programs_values(
             f"as they were; there the program's own stay where it has them"
         )
     return found
+
+
+class _Uncopied(dict[Any, Any]):
+    """A callback's state with objects of the program's own in it.
+
+    Lightning hands each callback a deep copy: its own objects would come back to it as others, and those
+    that cannot be copied (a lock, an open file) would end the resume.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+        return dict(self)
 
 
 def _entries(hyper_parameters: Any) -> Iterable[tuple[Any, Any]]:

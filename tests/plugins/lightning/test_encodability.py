@@ -8,6 +8,7 @@ import enum
 import json
 import pathlib
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -340,6 +341,33 @@ def test_tensors_without_an_encoding_in_a_callbacks_state_stop_no_run(
     fit(callbacks=(lambda: again,))
     assert again.count == 30
     assert again.matrix.is_sparse
+
+
+def test_a_callbacks_own_objects_come_back_to_it_as_themselves(
+    fit: Any, said: Callable[[], list[str]]
+) -> None:
+    class Guarded(Callback):
+        def __init__(self) -> None:
+            self.lock, self.thing, self.count = threading.Lock(), Opaque(), 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return dict(vars(self))
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            assert type(state_dict) is dict
+            vars(self).update(state_dict)
+
+    fit(until=4, callbacks=(Guarded,))
+    assert len(said()) == 1
+    again = Guarded()
+    lock, thing = again.lock, again.thing
+    fit(callbacks=(lambda: again,))
+    assert again.lock is lock
+    assert again.thing is thing
+    assert again.count == 30
 
 
 @pytest.mark.parametrize("given", ("ignore", None))
