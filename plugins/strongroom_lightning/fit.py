@@ -234,7 +234,8 @@ class Fit:
                 return
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=_NOT_RESUMABLE)
-                original()
+                with seam.counting_no_batch(self._trainer.fit_loop):
+                    original()
 
         return reset
 

@@ -29,6 +29,7 @@ __all__ = [
     "averages_at_end",
     "batches_taken",
     "check_supported",
+    "counting_no_batch",
     "disown_signals",
     "epochs_done",
     "fetches_itself",
@@ -97,6 +98,7 @@ _NEEDED: Final = {
         "setup_data",
     ),
     "fit_loop.epoch_loop": (
+        "_batches_that_stepped",
         "_loaded_from_state_dict",
         "_num_ready_batches_reached",
         "_restarting",
@@ -467,6 +469,19 @@ def load_states_between_epochs(fit_loop: Any, states: tuple[Any, ...]) -> None:
     for loader, state in zip(stateful, states, strict=False):
         if not isinstance(loader, DataLoader):
             loader.load_state_dict(state)
+
+
+@contextmanager
+def counting_no_batch(fit_loop: Any) -> Iterator[None]:
+    """Let the step under which loggers file metrics be the same afterwards.
+
+    Lightning adds one where its counters tell it that a batch was not finished, as they also do for ever once
+    ``on_train_batch_start`` has left one out.
+    """
+    epoch_loop = fit_loop.epoch_loop
+    stepped = epoch_loop._batches_that_stepped
+    yield
+    epoch_loop._batches_that_stepped = stepped
 
 
 def makes_loaders_anew(fit_loop: Any) -> bool:

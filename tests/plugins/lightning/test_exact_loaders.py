@@ -319,6 +319,17 @@ def test_loaders_made_anew_by_epoch_and_chance(
     resumed.ends_like(reference)
 
 
+@pytest.mark.parametrize("done", (4, 7, 9))
+def test_the_rest_of_an_epoch_may_be_left_out(fit: Any, uninterrupted: Any, net: Any, done: int) -> None:
+    class Leaving(net):  # type: ignore[misc]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 6 else None
+
+    reference = uninterrupted(module=Leaving)
+    fit(until=done, module=Leaving)
+    fit(seed=1, checkpoint={"every_n_epochs": 100}, module=Leaving).ends_like(reference)
+
+
 @pytest.mark.parametrize("workers", (0, 1))
 def test_other_data_inside_an_epoch_are_an_error_in_words(fit: Any, workers: int) -> None:
     def loader(size: int, batch_size: int = 4) -> Any:
