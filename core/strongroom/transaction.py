@@ -462,14 +462,29 @@ class Attempt:
 
 
 def check_fence(store: Store, launch: Launch) -> None:
-    """Raise FencedError where a later launch exists; say nothing where this role cannot look."""
+    """Refuse to commit where another launch has taken over, or the run is not there any more.
+
+    Nothing is said where this role cannot look.
+
+    Raises:
+        FencedError: a later launch exists.
+        SaveError: this launch's own record is gone, and whatever removed it may have taken more.
+    """
     try:
         names = store.list_names(layout.LAUNCHES)
     except AccessDeniedError:
         # A write-only role is outranked instead: its launch is no longer the newest.
         return
-    later = max((number for number in map(layout.parse_launch_name, names) if number is not None), default=0)
+    numbers = {number for number in map(layout.parse_launch_name, names) if number is not None}
+    later = max(numbers, default=0)
     if later <= launch.launch:
+        if launch.launch not in numbers:
+            raise SaveError(
+                f"{layout.launch_key(launch.launch)} is gone from {store.uri}, where this launch of run "
+                f"{launch.run} wrote it: something removes files of the run (a cleaner of old files, say). "
+                f"Nothing is committed into what could not be opened again. Stop that, and copy the file "
+                f"back from another tier, or train on in a new root"
+            )
         return
     raise FencedError(
         f"launch {later} has taken run {launch.run} over; this process is launch {launch.launch} and commits "

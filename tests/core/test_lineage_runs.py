@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from strongroom import Checkpointer, FencedError, IntegrityError, NoWholeCheckpointError, events
+from strongroom import Checkpointer, FencedError, IntegrityError, NoWholeCheckpointError, SaveError, events
 
 Begin = Callable[..., Checkpointer]
 
@@ -188,6 +189,15 @@ def test_the_later_of_two_writers_takes_the_run_over(run: Path, begin: Begin, li
     assert superseded(run) == [(2, 4)]
     save(late, 5)
     assert line(run)[0] == (3, 5)
+
+
+def test_nothing_is_committed_into_a_root_whose_files_were_removed_meanwhile(run: Path, begin: Begin) -> None:
+    checkpointer = begin(run)
+    save(checkpointer, 4)
+    shutil.rmtree(run)
+    with pytest.raises(SaveError, match=r"launches/[0-9]+\.json is gone .* in a new root"):
+        checkpointer.save(5, state(5)).result()
+    assert not list(run.glob("*/COMMIT"))
 
 
 def test_a_writer_that_was_taken_over_hears_of_it_at_its_next_call_and_every_time(

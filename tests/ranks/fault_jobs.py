@@ -8,9 +8,9 @@ in the state, and the store. Only the copy into host buffers has no such place a
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -58,7 +58,10 @@ class Fault:
         if self.kind == "slow":
             time.sleep(self.slow_s)
         else:
-            os.kill(os.getpid(), signal.SIGKILL if self.kind == "killed" else signal.SIGSTOP)
+            # To this very thread: sent to the process it may come to another, and this one goes on a bit.
+            signal.pthread_kill(
+                threading.get_ident(), signal.SIGKILL if self.kind == "killed" else signal.SIGSTOP
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
