@@ -188,7 +188,7 @@ class TrainingData:
         is_complete = len(loader_states) == len(self._fit_loop._combined_loader.flattened)
         # Nor where ranks are dealt what another sampler shuffles: such a loader draws another order when it
         # is given its state than when it begins.
-        is_dealt = any("dataset._sampler" in name for name in seam.loader_generators(self._fit_loop))
+        is_dealt = any(map(seam.is_dealt_out, self._loaders))
         is_of_use = not is_ahead and not is_dealt and (is_complete or not batches)
         return self._epoch.after(batches, loader_states if is_of_use else ())
 

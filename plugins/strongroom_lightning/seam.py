@@ -40,6 +40,7 @@ __all__ = [
     "has_stopped_early",
     "has_validated",
     "in_epoch",
+    "is_dealt_out",
     "is_epoch_complete",
     "is_only_tuning",
     "is_run_over",
@@ -514,3 +515,10 @@ def remember_reload(fit_loop: Any, epoch: int, *, is_inside: bool) -> None:
 def averages_at_end(trainer: Any, namespace: Namespace) -> bool:
     """Whether the weights become averages of themselves when training has ended, in a hook."""
     return any(isinstance(one, namespace.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)
+
+
+def is_dealt_out(loader: Any) -> bool:
+    """Whether Lightning deals out to the ranks what a sampler of the loader's shuffles."""
+    owners = (loader, getattr(loader, "batch_sampler", None))
+    samplers = [getattr(owner, "sampler", None) for owner in owners]
+    return any(hasattr(getattr(sampler, "dataset", None), "_sampler") for sampler in samplers)

@@ -76,7 +76,12 @@ def _with_worker(shares: int) -> Any:
 def _stateful(shares: int) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(rank_runs.Numbers(4 * BATCHES * shares), batch_size=4, shuffle=True)
+    # Its sampler would be seeded by each rank's own random stream, and ranks that split a layer, or divide
+    # the data, would not agree on the order.
+    own = torch.Generator().manual_seed(3)
+    return StatefulDataLoader(
+        rank_runs.Numbers(4 * BATCHES * shares), batch_size=4, shuffle=True, generator=own
+    )
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):

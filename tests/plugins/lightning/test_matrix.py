@@ -86,3 +86,8 @@ def test_every_cell_resumes_exactly(
 ) -> None:
     results[cell] = "**differs**"
     results[cell] = check(cell, launcher, reference, tmp_path / "run")
+
+
+def test_the_page_tells_of_these_axes_and_of_no_cell_that_differs() -> None:
+    shown = PAGE.read_text(encoding="utf-8")
+    assert shown == matrix_cells.page(dict.fromkeys(matrix_cells.product(), "equal"))
