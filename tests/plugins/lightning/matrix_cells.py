@@ -156,6 +156,10 @@ class Interruption(NamedTuple):
     everywhere: bool = False
     in_validation: bool = False
 
+    @property
+    def kills(self) -> bool:
+        return self.act is _kill
+
 
 INTERRUPTIONS: dict[str, Interruption] = {
     "SIGKILL in mid-epoch": Interruption(_kill, BATCHES + 3),
