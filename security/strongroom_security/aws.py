@@ -6,15 +6,17 @@ before they expire. What is asked of a service, and what its failures mean, is i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from strongroom import chance
 from strongroom.errors import ConfigError
 from strongroom.roles import Duty
 from strongroom_security.recipients.calling import library
 
-__all__ = ["Failure", "Fetch", "Sessions", "client", "new_session", "once"]
+__all__ = ["Failure", "Fetch", "Sessions", "client", "new_session", "once", "repeatedly"]
 
 Fetch = Callable[[], Mapping[str, str]]
 """Temporary credentials: ``access_key``, ``secret_key``, ``token`` and ``expiry_time`` (ISO 8601)."""
@@ -37,6 +39,30 @@ class Sessions(Protocol):
 
 _EXTRA: Final = "aws"
 
+_LONGEST_PAUSE_S: Final = 20.0
+"""As in boto3's standard mode."""
+
+_PASSING: Final = frozenset({500, 502, 503, 504})
+
+_BUSY: Final = frozenset(
+    {
+        "IDPCommunicationError",
+        "PriorRequestNotComplete",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "Unreachable",
+    }
+)
+"""What may be otherwise in a moment (AWS SDKs and Tools Reference Guide, "Retry behavior")."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -54,6 +80,11 @@ class Failure:
     message: str
     status: int
     request_id: str = ""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may go through in a moment."""
+        return self.status in _PASSING or self.code in _BUSY
 
     @property
     def reason(self) -> str:
@@ -111,7 +142,6 @@ def client(
     whom: str,
     connect_s: float,
     read_s: float,
-    tries: int = 1,
     region: str | None = None,
     endpoint_url: str | None = None,
 ) -> Any:
@@ -119,7 +149,6 @@ def client(
 
     Args:
         connect_s, read_s: for which it waits for the service at a time.
-        tries: how often boto3 itself tries.
 
     Raises:
         ConfigError: the endpoint is no URL, or nothing says which region.
@@ -127,13 +156,39 @@ def client(
     config = library("botocore.config", extra=_EXTRA, whom=whom).Config(
         connect_timeout=connect_s,
         read_timeout=read_s,
-        retries={"mode": "standard", "total_max_attempts": tries},
+        # Its own tries draw their pauses from the stream that training draws from.
+        retries={"mode": "standard", "total_max_attempts": 1},
         user_agent_extra="strongroom",
     )
     try:
         return session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)
     except (ValueError, library("botocore.exceptions", extra=_EXTRA, whom=whom).BotoCoreError) as error:
         raise ConfigError(f"{whom}: {error}") from None
+
+
+def repeatedly(
+    call: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    *,
+    whom: str,
+    tries: int,
+    sleep: Callable[[float], None] = time.sleep,
+    draw: Callable[[float, float], float] = chance.uniform,
+) -> tuple[Any, Failure | None]:
+    """As `once`, and again after a pause where the service was busy, at fault or out of reach.
+
+    Args:
+        tries: how often at most.
+        sleep: waits for so many seconds.
+        draw: a random number between two others.
+    """
+    answer, failure = once(call, parameters, whom=whom)
+    for earlier in range(tries - 1):
+        if failure is None or not failure.may_pass:
+            break
+        sleep(draw(0.0, min(_LONGEST_PAUSE_S, 2.0**earlier)))
+        answer, failure = once(call, parameters, whom=whom)
+    return answer, failure
 
 
 def once(call: Callable[..., Any], parameters: Mapping[str, Any], *, whom: str) -> tuple[Any, Failure | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterable
 from typing import Final
 
+from strongroom import chance
 from strongroom.manifest import Commit
 
 __all__ = ["ALARM_S", "WARN_S", "LagWatch", "lag_s", "pause_s", "random_pause_s"]
@@ -39,7 +39,7 @@ def pause_s(failures: int, jitter: float) -> float:
 
 def random_pause_s(failures: int) -> float:
     """As `pause_s`, with jitter drawn."""
-    return pause_s(failures, random.random())  # noqa: S311 - to spread load, and no secret
+    return pause_s(failures, chance.uniform(0.0, 1.0))
 
 
 class LagWatch:

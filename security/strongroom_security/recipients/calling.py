@@ -10,7 +10,6 @@ import contextvars
 import importlib
 import ipaddress
 import os
-import random
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
+from strongroom import chance
 from strongroom.errors import ConfigError, KeyServiceError
 
 __all__ = [
@@ -70,7 +70,7 @@ def ask(
     whom: str,
     within_s: float,
     sleep: Callable[[float], None] = time.sleep,
-    draw: Callable[[float, float], float] = random.uniform,
+    draw: Callable[[float, float], float] = chance.uniform,
 ) -> _T:
     """Try until a keeper has answered, and for ``within_s`` seconds at most.
 

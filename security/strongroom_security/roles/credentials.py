@@ -215,7 +215,6 @@ class Held:
             whom=self._whom,
             connect_s=_CONNECT_S,
             read_s=_READ_S,
-            tries=_TRIES,
         )
         call: Callable[..., Any]
         if self.credentials.kind == "web-identity":
@@ -224,7 +223,7 @@ class Held:
             call = sts.assume_role
             if self._run is not None:
                 asked["Tags"] = [{"Key": RUN_TAG, "Value": self._run}]
-        answer, failure = aws.once(call, asked, whom=self._whom)
+        answer, failure = aws.repeatedly(call, asked, whom=self._whom, tries=_TRIES)
         if failure is not None:
             raise self._meaning(failure)
         given = answer["Credentials"]

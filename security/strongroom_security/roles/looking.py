@@ -91,13 +91,12 @@ class Looker:
             whom=_WHOM,
             connect_s=_CONNECT_S,
             read_s=_READ_S,
-            tries=_TRIES,
             region=region,
         )
 
 
 def _ask(client: Any, operation: str, parameters: Mapping[str, Any], member: str | None) -> Answer:
-    answer, failure = aws.once(getattr(client, operation), parameters, whom=_WHOM)
+    answer, failure = aws.repeatedly(getattr(client, operation), parameters, whom=_WHOM, tries=_TRIES)
     if failure is None:
         return Answer(value=answer.get(member) if member is not None else answer)
     return Answer() if failure.code in _ABSENT else Answer(unknown=f"{operation}: {failure.reason}")

@@ -7,12 +7,12 @@ same request may have done it already.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from strongroom import chance
 from strongroom.stores.s3.failures import GaveUpError, TryFailedError
 
 __all__ = ["Patience"]
@@ -43,7 +43,7 @@ class Patience:
     patience_s: float
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
-    draw: Callable[[float, float], float] = random.uniform
+    draw: Callable[[float, float], float] = chance.uniform
 
     def call(
         self,

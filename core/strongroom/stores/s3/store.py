@@ -12,9 +12,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from random import uniform
 from typing import Any
 
+from strongroom.chance import uniform
 from strongroom.errors import AccessDeniedError, ConfigError, OutcomeUnknownError
 from strongroom.stores.base import Buffer, ObjectInfo, check_key, check_prefix
 from strongroom.stores.offers import Tuning, Unfinished

@@ -6,8 +6,9 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from random import uniform
 from typing import Final
+
+from strongroom.chance import uniform
 
 __all__ = ["Pace", "Teller"]
 
@@ -39,7 +40,7 @@ class Pace:
         self._failed_s = time.monotonic()
         pause_s = min(_LONGEST_S, _FIRST_S * 2 ** min(self.failures - 1, 10))
         # Drawn anew each time: the ranks of a job must not come back all at once.
-        pause_s *= uniform(0.5, 1.0)  # noqa: S311 - no secret
+        pause_s *= uniform(0.5, 1.0)
         self.next_s = self._failed_s + (min(pause_s, _HURRIED_S) if in_a_hurry else pause_s)
 
     def succeeded(self) -> None:

@@ -19,7 +19,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import random
 import re
 import socket
 import stat
@@ -30,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from strongroom import chance
 from strongroom_security.auditlog.format.lines import check_writer
 
 __all__ = ["Spool", "WriterFolder", "default_base", "find_spool", "networked", "temporary_base"]
@@ -231,7 +231,7 @@ class Spool:
         except OSError:
             return
         # Drawn anew each time, so that one which cannot be sent is not always in front of the others.
-        random.shuffle(names)
+        chance.shuffle(names)
         for name in names:
             folder = self._take(self.path / name, of_any_host) if _WRITER.fullmatch(name) else None
             if folder is not None:
