@@ -65,13 +65,15 @@ def _no_callbacks_in_the_way_of_interrupts(request: pytest.FixtureRequest) -> It
 
 
 @pytest.fixture(autouse=True)
-def _no_policy_and_no_width_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A platform's policy on the developer's machine must not reach a test, and the width of its terminal.
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A developer's policy must not reach a test, nor the width of a terminal, nor what earlier runs cached.
 
     pytest loads readline, which tells the width to every process that is started then: its own workers are.
     """
     monkeypatch.delenv("STRONGROOM_CONFIG", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
+    # An index of a log that stood in a folder of the same name would tell that this one was tampered with.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(scope="session")
