@@ -29,6 +29,7 @@ def test_it_saves_sealed_into_the_bucket_and_resumes_from_there(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "example"
     shutil.copytree(HERE, folder)
@@ -44,9 +45,10 @@ def test_it_saves_sealed_into_the_bucket_and_resumes_from_there(
             monkeypatch.setattr(sys, "argv", ["train.py", "first", str(max_steps)])
             runpy.run_path(str(folder / "train.py"), run_name="__main__")
         said = capsys.readouterr()
+        logged = " ".join(record.message for record in caplog.records)
         root = "s3://checkpoints/runs/first"
         assert f"step 40 of {root}; the best: strongroom://{root}#step=" in said.out
-        assert f"Strongroom: resuming from step 20 of {root}" in said.err
+        assert f"Strongroom: resuming from step 20 of {root}" in logged
         keys = server.keys("checkpoints")
         with Checkpointer(root, security=str(folder / "strongroom.toml")) as reader:
             restored = reader.restore()

@@ -25,7 +25,7 @@ from strongroom_bench.states import drop
 from strongroom_security import SecurityPolicy
 from strongroom_security.recipients.file import create_key_file
 
-__all__ = ["measure"]
+__all__ = ["TALKATIVE", "measure"]
 
 _BATCH: Final = 32
 _EVERY: Final = 10
@@ -39,13 +39,17 @@ _NATIVE, _ASYNC = "ModelCheckpoint", "ModelCheckpoint + AsyncCheckpointIO"
 _ALONE, _IDLE = "no callback", "strongroom, nothing due"
 
 
+TALKATIVE: Final = ("lightning.pytorch", "lightning.fabric", "strongroom")
+"""Loggers that say at each fit what a benchmark need not hear."""
+
+
 def measure(scale: Scale, folder: Path) -> list[Figure]:
     """Train with each in turn, and tell the steps at whose end a save was due from the others."""
     lightning: Any = importlib.import_module("lightning")
     callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
     plugins: Any = importlib.import_module("lightning.pytorch.plugins")
     ours: Any = importlib.import_module("strongroom_lightning").StrongroomCheckpoint
-    for name in ("lightning.pytorch", "lightning.fabric", "strongroom"):
+    for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     root = folder / "fits"
     root.mkdir()

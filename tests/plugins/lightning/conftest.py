@@ -268,13 +268,14 @@ def fit(root: Path) -> Callable[..., Outcome]:
 @pytest.fixture(scope="session")
 def uninterrupted() -> Callable[..., Outcome]:
     """The same training without our callback, once for all tests that ask for it."""
-    known: dict[str, Outcome] = {}
+    # With the options themselves: functions among them are known by an address, which must stay theirs.
+    known: dict[str, tuple[dict[str, Any], Outcome]] = {}
 
     def reference(**options: Any) -> Outcome:
         key = repr(sorted(options.items()))
         if key not in known:
-            known[key] = train(None, **options)
-        return known[key]
+            known[key] = (options, train(None, **options))
+        return known[key][1]
 
     return reference
 

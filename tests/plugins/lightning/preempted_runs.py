@@ -258,7 +258,11 @@ def cannot_write(root: Path, *, tolerate: int, **options: Any) -> dict[str, Any]
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
             fit = trainer.checkpoint_callback._fit
             deadline = time.monotonic() + 30
-            while fit._newest is not None and not fit._newest.done() and time.monotonic() < deadline:
+            while (
+                fit.saving._newest is not None
+                and not fit.saving._newest.done()
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.01)
             soft = 0 if trainer.global_step == 2 else limits[0]
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, limits[1]))

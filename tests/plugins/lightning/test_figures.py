@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from strongroom_bench import fits
 from strongroom_bench.scale import TINY
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """A benchmark is quiet for the rest of its process, which here has other tests to run."""
+    loggers = [logging.getLogger(name) for name in fits.TALKATIVE]
+    levels = [one.level for one in loggers]
+    yield
+    for one, level in zip(loggers, levels, strict=True):
+        one.setLevel(level)
 
 
 @pytest.mark.filterwarnings("ignore")
