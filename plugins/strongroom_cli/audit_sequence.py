@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from strongroom_cli.words import count, printable
@@ -221,7 +222,19 @@ def _follow(sequencer: Sequencer, options: argparse.Namespace) -> int:
     from strongroom.errors import StoreError
 
     stop = threading.Event()
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGTERM, signal.SIGINT)}
+    # A handler may interrupt the very wait for ``stop``, whose lock it would then wait for for ever: it tells
+    # another thread, by the one queue that may be filled from anywhere.
+    told_to: SimpleQueue[None] = SimpleQueue()
+
+    def stop_when_told() -> None:
+        told_to.get()
+        stop.set()
+
+    def tell(*_: object) -> None:
+        told_to.put(None)
+
+    threading.Thread(target=stop_when_told, daemon=True).start()
+    before = {each: signal.signal(each, tell) for each in (signal.SIGTERM, signal.SIGINT)}
     status, told = 0, set[str]()
     try:
         for found in sequencer.follow(options.every, stop):
@@ -234,6 +247,7 @@ def _follow(sequencer: Sequencer, options: argparse.Namespace) -> int:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+        tell()
     return status
 
 
