@@ -28,6 +28,7 @@ from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Ranking
+from strongroom_lightning.replacing import Replacements
 from strongroom_lightning.resuming import Resuming
 from strongroom_lightning.strategies import check_strategy
 from strongroom_lightning.uri import CheckpointUri
@@ -220,7 +221,7 @@ class Checkpointing(Attributes):
         self._ranking = Ranking(self._arguments.ranking, self.dirpath)
         self._hyper_parameters: dict[str, Any] = {}
         self._clock: Callable[[], float] = time.monotonic
-        self._replacements = seam.Replacements()
+        self._replacements = Replacements()
         self._fit: Fit | None = None
         self._figures = Figures()
         self._by_hand = ByHand(self.namespace, self._arguments, self._open)

@@ -25,6 +25,7 @@ from strongroom.resume import RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.encoding import Encoding, in_programs_values
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.replacing import replace_for_good
 
 __all__ = ["EscapePolicy", "check_escapes", "guard", "policy_seals"]
 
@@ -109,8 +110,8 @@ def guard(
         )
     if told is None:
         sealing = _Sealing(trainer, namespace, options)
-        seam.replace_for_good(strategy, "load_checkpoint", sealing.loads)
-        seam.replace_for_good(strategy, "save_checkpoint", sealing.saves if policy == "seal" else _refuses)
+        replace_for_good(strategy, "load_checkpoint", sealing.loads)
+        replace_for_good(strategy, "save_checkpoint", sealing.saves if policy == "seal" else _refuses)
     setattr(vars(strategy)["save_checkpoint"], _MARK, found)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from strongroom.events import CheckpointCommitted, CheckpointReplicated, Event, SaveFailed, SaveStarted
-from strongroom_lightning.seam import Replace
+from strongroom_lightning.replacing import Replace
 
 __all__ = ["Figures"]
 

@@ -24,6 +24,7 @@ from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import Ranking
+from strongroom_lightning.replacing import Replace
 from strongroom_lightning.saving import Saving
 from strongroom_lightning.strategies import check_optimizers
 
@@ -96,7 +97,7 @@ class Fit:
         self.is_restoring = False
         self.resumes_by_itself = False
 
-    def watch(self, replace: seam.Replace) -> None:
+    def watch(self, replace: Replace) -> None:
         """Be told as the fit goes on."""
         fit_loop, epoch_loop = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
         for owner, name, make in (

@@ -20,6 +20,7 @@ from strongroom.resume import NoticeWatch, StopNotice, StopSignals, StopVote, ag
 from strongroom_lightning import seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.replacing import Replace
 
 __all__ = ["Preempting"]
 
@@ -68,7 +69,7 @@ class Preempting:
         self._is_told = False
         self._ends_with: BaseException | None = None
 
-    def watch(self, replace: seam.Replace) -> None:
+    def watch(self, replace: Replace) -> None:
         """Be there when Lightning puts its handlers in place."""
         if self._owned:
             replace(self._trainer._signal_connector, "register_signal_handlers", self._register)

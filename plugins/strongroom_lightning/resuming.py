@@ -22,6 +22,7 @@ from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Ranking, best_of
+from strongroom_lightning.replacing import Replace
 from strongroom_lightning.strategies import restores_in_place
 from strongroom_lightning.uri import CheckpointUri
 
@@ -63,7 +64,7 @@ class Resuming:
         self._restored: dict[str, Any] | None = None
         self._has_chosen = False
 
-    def watch(self, replace: seam.Replace) -> None:
+    def watch(self, replace: Replace) -> None:
         """Be asked where Lightning chooses, reads and loads."""
         strategy = self._trainer.strategy
         replace(self._trainer._checkpoint_connector, "resume_start", self._resume_start)

@@ -20,11 +20,10 @@ from torch.utils.data import DataLoader
 
 from strongroom.errors import ConfigError
 from strongroom.resume import Generator, generators_of
+from strongroom.resume.skipping import length_of
 from strongroom_lightning.namespace import Namespace
 
 __all__ = [
-    "Replace",
-    "Replacements",
     "ask_for_named",
     "averages_at_end",
     "batches_taken",
@@ -56,7 +55,6 @@ __all__ = [
     "progress",
     "remember_reload",
     "repeat_epoch_settings",
-    "replace_for_good",
     "requeue_signal",
     "saves_after_validation",
     "settle",
@@ -164,41 +162,6 @@ def _has(trainer: object, path: str, name: str) -> bool:
         owner = getattr(owner, part, None)
     # A property may be on the class and not yet have a value: it exists all the same.
     return name in getattr(owner, "__dict__", {}) or hasattr(type(owner), name)
-
-
-Method = Callable[..., Any]
-
-Replace = Callable[[object, str, Callable[[Method], Method]], None]
-"""Replaces a method of one instance: of whom, which, and what makes the new one of the old."""
-
-
-class Replacements:
-    """Methods that were replaced on instances, and how to put them back."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[object, str, Any]] = []
-
-    def replace(self, owner: object, name: str, make: Callable[[Method], Method]) -> None:
-        """Let ``owner.name`` be what ``make`` returns for the method that was there."""
-        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, make(getattr(owner, name)))
-
-    def undo(self) -> None:
-        """Put every method back, the latest first; harmless when repeated."""
-        while self._undo:
-            owner, name, before = self._undo.pop()
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-
-_ABSENT: Final = object()
-
-
-def replace_for_good(owner: object, name: str, make: Callable[[Method], Method]) -> None:
-    """Let ``owner.name`` be what ``make`` returns for the method that was there, while the owner lives."""
-    setattr(owner, name, make(getattr(owner, name)))
 
 
 def settle(fit_loop: Any) -> None:
@@ -445,14 +408,7 @@ def ask_for_named(namespace: Namespace, choose: Callable[[Any, Any, str], str | 
 
 def loader_lengths(fit_loop: Any) -> tuple[int | None, ...]:
     """How many batches each training loader has; None for one that does not know."""
-    return tuple(_length(loader) for loader in fit_loop._combined_loader.flattened)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
+    return tuple(length_of(loader) for loader in fit_loop._combined_loader.flattened)
 
 
 def has_persistent_workers(fit_loop: Any) -> bool:

@@ -15,8 +15,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from strongroom.errors import ConfigError
-from strongroom_lightning import seam
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.replacing import Replacements
 
 __all__ = [
     "as_they_are",
@@ -133,7 +133,7 @@ def as_they_are(trainer: Any) -> Iterator[None]:
         yield
         return
     module = trainer.lightning_module
-    replacements = seam.Replacements()
+    replacements = Replacements()
     replacements.replace(strategy, "lightning_module_state_dict", lambda _: module.state_dict)
     replacements.replace(strategy, "optimizer_state", lambda _: lambda optimizer: _by_name(optimizer, module))
     try:

@@ -42,8 +42,6 @@ _EXTRA: Final = "aws"
 _LONGEST_PAUSE_S: Final = 20.0
 """As in boto3's standard mode."""
 
-_PASSING: Final = frozenset({500, 502, 503, 504})
-
 _BUSY: Final = frozenset(
     {
         "IDPCommunicationError",
@@ -84,7 +82,7 @@ class Failure:
     @property
     def may_pass(self) -> bool:
         """Whether the same call may go through in a moment."""
-        return self.status in _PASSING or self.code in _BUSY
+        return self.status >= 500 or self.status == 429 or self.code in _BUSY
 
     @property
     def reason(self) -> str:

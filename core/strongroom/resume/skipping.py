@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from strongroom.errors import ConfigError, StateMismatchError
 
-__all__ = ["SkipMode", "check_skip_mode", "reason_to_read", "skipping"]
+__all__ = ["SkipMode", "check_skip_mode", "length_of", "reason_to_read", "skipping"]
 
 SkipMode = Literal["read", "sampler"]
 """``read`` takes batches again and throws them away, ``sampler`` passes over their indices alone."""
@@ -49,7 +49,7 @@ def reason_to_read(loaders: Sequence[object], batches: int) -> str | None:
             return f"{name} reads an IterableDataset, which has no sampler"
         if hasattr(loader, "load_state_dict") or type(loader).__iter__ is not DataLoader.__iter__:
             return f"{name} makes its iterators in a way of its own"
-        if len(loaders) > 1 and batches > (_length(loader) or 0):
+        if len(loaders) > 1 and batches > (length_of(loader) or 0):
             return f"{name} has fewer than {batches} batches, and was begun again beside a longer one"
     return None
 
@@ -149,7 +149,8 @@ class _Indices:
             self.missing -= 1
 
 
-def _length(loader: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
+    """How many batches a loader has; None: it does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):

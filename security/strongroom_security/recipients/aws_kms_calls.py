@@ -87,11 +87,7 @@ _PASSING: Final = frozenset(
         "KMSInternalException",
         "KeyUnavailableException",
         "LimitExceededException",
-        "RequestLimitExceeded",
         "ServiceUnavailable",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequestsException",
     }
 )
 
@@ -228,7 +224,7 @@ class KmsKey:
 
     def _meaning(self, operation: str, failure: Failure) -> Exception:
         told = f"{self.uri}: KMS answered {operation} with {failure.reason}"
-        if failure.code in _PASSING or failure.status >= 500 or failure.status == 429:
+        if failure.may_pass or failure.code in _PASSING:
             return TryAgainError(failure.reason)
         if failure.code == "InvalidCiphertextException":
             return IntegrityError(f"{told}; these bytes were not wrapped by this key for this checkpoint")
@@ -244,8 +240,6 @@ class KmsKey:
                 f"{self.uri}: this machine has no AWS credentials; give it a role (instance, pod or SSO "
                 "profile), as for the AWS command line"
             )
-        if failure.code == "Unreachable":
-            return TryAgainError(failure.reason)
         if failure.code in _MISTAKEN:
             return ConfigError(f"{self.uri}: {failure.reason}")
         return KeyServiceError(told)

@@ -260,7 +260,7 @@ class Held:
 
     def _meaning(self, failure: aws.Failure) -> Exception:
         told = f"{self._whom}: the credentials {self.credentials} cannot be had: {failure.reason}"
-        if failure.code == "Unreachable" or failure.status >= 500 or failure.status == 429:
+        if failure.may_pass:
             return StoreUnavailableError(told)
         if failure.code in ("NoCredentials", "Configuration"):
             return ConfigError(told)
