@@ -36,7 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if "TOX_ENV_NAME" not in os.environ:
         return
     site_packages = Path(sysconfig.get_path("purelib"))
-    for package in ("strongroom", "strongroom_cli", "strongroom_lightning"):
+    for package in (
+        "strongroom",
+        "strongroom_accelerate",
+        "strongroom_cli",
+        "strongroom_composer",
+        "strongroom_lightning",
+        "strongroom_transformers",
+    ):
         spec = importlib.util.find_spec(package)
         found = spec.origin if spec is not None else None
         if found is not None and not Path(found).is_relative_to(site_packages):

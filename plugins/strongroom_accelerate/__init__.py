@@ -1,24 +1,45 @@
-"""The front end for Hugging Face Accelerate: not in this release.
+"""The front end for raw loops on Hugging Face Accelerate: one object saves a run and resumes it by itself.
 
-The package holds the name, so that the distribution's layout is settled; it offers nothing. To ask it for
-anything is an error that says so, at run time and to a type checker, and is not an ``ImportError``:
-code that treats a front end as optional must not train on without checkpoints.
+::
+
+    accelerator = Accelerator()
+    strongroom = Strongroom(accelerator, "runs/a", every_n_steps=100)  # before prepare()
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    strongroom.resume()  # takes up the newest whole checkpoint, if there is one
+
+It is imported when it is first used, since a program may have other front ends and no Accelerate.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from strongroom.errors import ConfigError
+if TYPE_CHECKING:
+    from strongroom_accelerate.attaching import Strongroom
 
-__all__: list[str] = []
+_HOMES = {"Strongroom": "attaching"}
 
-if not TYPE_CHECKING:
+__all__ = ["Strongroom"]
 
-    def __getattr__(name: str) -> NoReturn:
-        if name.startswith("__"):  # Python itself asks for these (__path__, __wrapped__)
-            raise AttributeError(name)
-        raise ConfigError(
-            f"strongroom_accelerate.{name}: this release has no front end for Hugging Face Accelerate; "
-            f"use strongroom.Checkpointer in a loop of your own, or strongroom_lightning with Lightning"
-        )
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'strongroom_accelerate' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"strongroom_accelerate.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "accelerate":
+            raise
+        raise ModuleNotFoundError(
+            "strongroom_accelerate needs the package accelerate (1.15 or newer), which is not "
+            "installed; install Strongroom with its extra, strongroom[accelerate]",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,24 +1,43 @@
-"""The front end for MosaicML Composer: not in this release.
+"""The front end for MosaicML Composer: one callback saves a run through Strongroom and resumes it by itself.
 
-The package holds the name, so that the distribution's layout is settled; it offers nothing. To ask it for
-anything is an error that says so, at run time and to a type checker, and is not an ``ImportError``:
-code that treats a front end as optional must not train on without checkpoints.
+::
+
+    trainer = Trainer(model=model, ..., callbacks=[StrongroomCheckpoint("runs/a", save_interval="100ba")])
+    trainer.fit()  # goes on from the newest whole checkpoint in runs/a, if there is one
+
+It is imported when it is first used, since a program may have other front ends and no Composer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from strongroom.errors import ConfigError
+if TYPE_CHECKING:
+    from strongroom_composer.callback import StrongroomCheckpoint
 
-__all__: list[str] = []
+_HOMES = {"StrongroomCheckpoint": "callback"}
 
-if not TYPE_CHECKING:
+__all__ = ["StrongroomCheckpoint"]
 
-    def __getattr__(name: str) -> NoReturn:
-        if name.startswith("__"):  # Python itself asks for these (__path__, __wrapped__)
-            raise AttributeError(name)
-        raise ConfigError(
-            f"strongroom_composer.{name}: this release has no front end for MosaicML Composer; "
-            f"use strongroom.Checkpointer in a loop of your own, or strongroom_lightning with Lightning"
-        )
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'strongroom_composer' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"strongroom_composer.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "composer":
+            raise
+        raise ModuleNotFoundError(
+            "strongroom_composer needs the package mosaicml (0.32.1 or newer), which is not "
+            "installed; install Strongroom with its extra, strongroom[composer]",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -197,7 +197,7 @@ class ByHand:
         metrics = contents.scalars(trainer.callback_metrics)
         with self._open(root, run_id=run_id, keep=KeepLast(count=1)) as apart:
             state, _ = contents.gather(
-                trainer, self._encoding.of, apart.confer, weights_only=weights_only, loops=loops
+                trainer, self._encoding.storable, apart.confer, weights_only=weights_only, loops=loops
             )
             if fit is None:
                 now.restore()

@@ -17,18 +17,18 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from strongroom import Checkpointer, OnChange, Tier
 from strongroom.errors import ConfigError, StrongroomError
+from strongroom.frontend import Figures, Replacements, policy_seals, provenance_of
 from strongroom.provenance.recording import places_of_secrets
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.attributes import Attributes
 from strongroom_lightning.by_hand import ByHand
-from strongroom_lightning.escapes import guard, policy_seals
-from strongroom_lightning.figures import Figures
+from strongroom_lightning.escapes import guard
+from strongroom_lightning.figures import log_figures, watch_figures
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import STATE_KEY, Ranking
-from strongroom_lightning.replacing import Replacements
 from strongroom_lightning.resuming import Resuming
 from strongroom_lightning.strategies import check_strategy
 from strongroom_lightning.uri import CheckpointUri
@@ -274,7 +274,7 @@ class Checkpointing(Attributes):
         if self._fit is not None:
             self._by_hand.fit_begins(self._fit)
             self._fit.watch(self._replacements.replace)
-            self._figures.watch(trainer, self._replacements.replace)
+            watch_figures(self._figures, trainer, self._replacements.replace)
             self._fit.preempting.watch(self._replacements.replace)
             self._fit.preempting.begin()
 
@@ -287,7 +287,7 @@ class Checkpointing(Attributes):
                 fit.checkpointer.close()
             finally:
                 fit.preempting.end()
-                self._figures.log(trainer)
+                log_figures(self._figures, trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         fit = self._fit
@@ -311,7 +311,7 @@ class Checkpointing(Attributes):
                 )
         finally:
             fit.preempting.end()
-            self._figures.log(trainer)
+            log_figures(self._figures, trainer)
 
     # Not ``state_dict``: of two that have one Lightning complains, before ``setup`` could say what to do.
 
@@ -369,12 +369,8 @@ class Checkpointing(Attributes):
 
     def _provenance(self) -> dict[str, Any]:
         """What is said of the run, and what Lightning knows of it."""
-        given = self._arguments.provenance
-        said = given() if callable(given) else given or {}
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"provenance() must return a mapping; it returned {said!r:.200}")
         known = {"hyper_parameters": self._hyper_parameters} if self._hyper_parameters else {}
-        return {**known, **said}
+        return provenance_of(self._arguments, known)
 
 
 def _named(trainer: Any, function: str, name: str) -> str | None:

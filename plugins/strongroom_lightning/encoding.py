@@ -8,24 +8,20 @@ values, and what a user is told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info
 
-from strongroom.errors import ConfigError, StateEncodingError
+from strongroom.frontend.encoding import Encoding as Noted
+from strongroom.frontend.settings import Unencodable
 from strongroom.resume import Loss, encodable, has_stand_ins, rebuild
 from strongroom.resume.losses import qualified_name
 from strongroom.resume.rebuilding import ABSENT, Makers, plain
 from strongroom.standins import LeftOut, Simplified
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.voice import VOICE
 
-__all__ = ["Encoding", "Unencodable", "check_unencodable", "in_programs_values"]
-
-Unencodable = Literal["warn", "refuse"]
-
-_CHOICES: Final = ("warn", "refuse")
-
-_LISTED: Final = 20
+__all__ = ["Encoding", "in_programs_values"]
 
 _ARGUMENTS: Final = ("hyper_parameters", "datamodule_hyper_parameters")
 """Lightning's keys of what a module and a datamodule are built from."""
@@ -37,18 +33,13 @@ _CLASSES: Final = ("hparams_type", "datamodule_hparams_type")
 """Lightning's keys of the classes of these, which are stored along with them."""
 
 
-def check_unencodable(given: str) -> Unencodable:
-    """The policy for values without an encoding.
-
-    Raises:
-        ConfigError: there is no such policy.
-    """
-    if given not in _CHOICES:
-        raise ConfigError(f"unencodable must be one of {', '.join(map(repr, _CHOICES))}, got {given!r}")
-    return given  # type: ignore[return-value]
+_ADVICE: Final = (
+    "It has to be given to load_from_checkpoint() again. Leave functions, classes and modules out by "
+    "save_hyperparameters(ignore=[...])."
+)
 
 
-class Encoding:
+class Encoding(Noted):
     """The values of one fit, as they can be stored.
 
     Args:
@@ -57,9 +48,8 @@ class Encoding:
     """
 
     def __init__(self, policy: Unencodable, namespace: Namespace) -> None:
-        self._policy = policy
+        super().__init__(policy, VOICE, advice=_ADVICE)
         self._makers = _makers(namespace)
-        self._told: set[str] = set()
 
     def check(self, trainer: Any) -> None:
         """Look at all that exists before the first step: no ``on_save_checkpoint`` hook is called.
@@ -67,9 +57,9 @@ class Encoding:
         Raises:
             StateEncodingError: something has no encoding, and the policy is to refuse that.
         """
-        self.of(_known_at_start(trainer))
+        self.storable(_known_at_start(trainer))
 
-    def of(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    def storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """What can be stored of Lightning's checkpoint; what is lost and was not yet told of is told.
 
         Raises:
@@ -87,28 +77,8 @@ class Encoding:
                 known=self._makers,
             )
             losses += lost
-        new = [loss for loss in losses if loss.place not in self._told]
-        if new:
-            self._tell(new)
+        self.tell(losses)
         return found
-
-    def _tell(self, losses: list[Loss]) -> None:
-        listed = "; ".join(map(str, losses[:_LISTED]))
-        if len(losses) > _LISTED:
-            listed += f"; and {len(losses) - _LISTED} more"
-        remedies = sorted({loss.remedy for loss in losses if loss.remedy})
-        if self._policy == "refuse":
-            raise StateEncodingError(
-                losses[0].place,
-                f"{losses[0].what} has no safe encoding, and unencodable='refuse'. All such values: "
-                f"{listed}. {_advice(remedies)}",
-            )
-        self._told.update(loss.place for loss in losses)
-        rank_zero_warn(
-            f"Strongroom: no pickle is in a checkpoint, so that these values will not come back as they are: "
-            f"{listed}. What was left out stays as your program sets it up when a run is resumed, and has to "
-            f"be given to load_from_checkpoint() again. {_advice(remedies)}"
-        )
 
 
 def in_programs_values(
@@ -204,11 +174,3 @@ def _states(trainer: Any) -> dict[str, Any]:
 
 def _makers(namespace: Namespace) -> Makers:
     return {qualified_name(kind): kind for kind in namespace.attribute_dicts}
-
-
-def _advice(remedies: list[str]) -> str:
-    ignore = "Leave functions, classes and modules out by save_hyperparameters(ignore=[...])"
-    if not remedies:
-        return f"{ignore}."
-    more = "..." if len(remedies) > 3 else ""
-    return f"{ignore}; to keep objects as they are: {', '.join(remedies[:3])}{more}."

@@ -14,45 +14,21 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, PerRank
-from strongroom.config import load_policy
 from strongroom.errors import CheckpointNotFoundError, ConfigError
+from strongroom.frontend import EscapePolicy, replace_for_good
 from strongroom.resume import RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.encoding import Encoding, in_programs_values
 from strongroom_lightning.namespace import Namespace
-from strongroom_lightning.replacing import replace_for_good
 
-__all__ = ["EscapePolicy", "check_escapes", "guard", "policy_seals"]
-
-EscapePolicy = Literal["seal", "refuse", "warn"]
-
-_CHOICES: Final = ("seal", "refuse", "warn")
+__all__ = ["guard"]
 
 _REMOTE: Final = re.compile(r"(?!file:|s3:)[a-z][a-z0-9+.-]*://")
-
-
-def check_escapes(given: str | None) -> EscapePolicy:
-    """The policy for what else writes state; without one, it is sealed.
-
-    Raises:
-        ConfigError: there is no such policy.
-    """
-    if given is None:
-        return "seal"
-    if given not in _CHOICES:
-        raise ConfigError(f"escapes must be one of {', '.join(map(repr, _CHOICES))} or None, got {given!r}")
-    return given  # type: ignore[return-value]
-
-
-def policy_seals(security: Any) -> bool:
-    """Whether checkpoints of a run with this policy, or ``STRONGROOM_CONFIG``'s, are sealed."""
-    policy = load_policy(security)
-    return policy is not None and policy.sealing is not None
 
 
 def guard(
@@ -153,7 +129,7 @@ class _Sealing:
                 state["optimizers"] = list(rest.pop("optimizer_states"))
                 # It may come from the middle of a step: where its data stand is as Lightning's file has it.
                 state["position"], state["rng"] = None, PerRank(RngState.capture().to_state())
-            rest = self._encoding.of(rest)
+            rest = self._encoding.storable(rest)
             state["lightning"] = rest if self._trainer.world_size == 1 else PerRank(rest)
             if "://" in place:
                 self._save(place, step, state)

@@ -1,71 +1,39 @@
-"""What saving costs, for the run's loggers: noted wherever it becomes known, and logged between two steps."""
+"""What saving costs, for a Trainer's loggers: handed to them after a batch."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from strongroom.frontend import Figures, Replace
+from strongroom.frontend.figures import Log
+from strongroom_lightning.voice import VOICE
 
-from strongroom.events import CheckpointCommitted, CheckpointReplicated, Event, SaveFailed, SaveStarted
-from strongroom_lightning.replacing import Replace
-
-__all__ = ["Figures"]
-
-_PREFIX: Final = "strongroom/"
-
-_REMEMBERED: Final = 1000
-"""Events; the oldest go where a run has no step for so long."""
+__all__ = ["log_figures", "watch_figures"]
 
 
-class Figures:
-    """An event sink whose figures are given to a Trainer's loggers, on the training thread."""
+def watch_figures(figures: Figures, trainer: Any, replace: Replace) -> None:
+    """Log after each batch what is new; where there is nothing, that costs a look at an empty queue."""
 
-    def __init__(self) -> None:
-        self._found: deque[dict[str, float]] = deque(maxlen=_REMEMBERED)
-        self._is_off = False
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def on_advance_end(*args: Any) -> None:
+            original(*args)
+            if figures.are_new:
+                log_figures(figures, trainer)
 
-    def emit(self, event: Event) -> None:
-        """Note what an event says; called on any thread."""
-        found: dict[str, float]
-        if isinstance(event, SaveStarted):
-            found = {"step": event.step, "stall_s": event.wait_s + event.stage_s}
-        elif isinstance(event, CheckpointCommitted):
-            found = {"step": event.step, "background_s": event.background_s, "bytes": event.size_bytes}
-        elif isinstance(event, CheckpointReplicated):
-            found = {"step": event.step, "lag_s": event.lag_s}
-        elif isinstance(event, SaveFailed):
-            found = {"step": event.step, "failures": event.failures}
-        else:
-            return
-        self._found.append({f"{_PREFIX}{name}": float(value) for name, value in found.items()})
+        return on_advance_end
 
-    def watch(self, trainer: Any, replace: Replace) -> None:
-        """Log after each batch what is new; where there is nothing, that costs a look at an empty queue."""
+    replace(trainer.fit_loop.epoch_loop, "on_advance_end", make)
 
-        def make(original: Callable[..., None]) -> Callable[..., None]:
-            def on_advance_end(*args: Any) -> None:
-                original(*args)
-                if self._found:
-                    self.log(trainer)
 
-            return on_advance_end
+def log_figures(figures: Figures, trainer: Any) -> None:
+    """Give the loggers what was noted since, under the step that they stand at: they only go forward."""
 
-        replace(trainer.fit_loop.epoch_loop, "on_advance_end", make)
+    def of(logger: Any) -> Log:
+        def log(found: Mapping[str, float]) -> None:
+            logger.log_metrics(dict(found), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
-    def log(self, trainer: Any) -> None:
-        """Give the loggers what was noted since, under the step that they stand at: they only go forward."""
-        while self._found:
-            found = self._found.popleft()
-            if self._is_off or not trainer.is_global_zero:
-                continue
-            for logger in trainer.loggers:
-                try:
-                    logger.log_metrics(found, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-                except Exception as error:  # noqa: BLE001 - whatever a logger does, the run goes on
-                    self._is_off = True
-                    rank_zero_warn(
-                        f"Strongroom: {type(logger).__name__} took no figures of saves, and is given no more "
-                        f"in this run: {error!r:.200}"
-                    )
+        return log
+
+    loggers = trainer.loggers if trainer.is_global_zero else ()
+    figures.hand_to([(type(logger).__name__, of(logger)) for logger in loggers], VOICE.warn)

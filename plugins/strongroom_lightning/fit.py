@@ -9,6 +9,7 @@ from typing import Any, Final
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from strongroom import Checkpointer
+from strongroom.frontend.replacing import Replace
 from strongroom.resume import (
     DataPosition,
     JobShape,
@@ -24,7 +25,6 @@ from strongroom_lightning.encoding import Encoding
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.preempting import Preempting
 from strongroom_lightning.ranking import Ranking
-from strongroom_lightning.replacing import Replace
 from strongroom_lightning.saving import Saving
 from strongroom_lightning.strategies import check_optimizers
 

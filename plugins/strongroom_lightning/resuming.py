@@ -15,6 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer
 from strongroom.errors import CheckpointNotFoundError, ConfigError, IntegrityError, StateMismatchError
+from strongroom.frontend.replacing import Replace
 from strongroom.resume import JobShape, RngState, plan_resume
 from strongroom_lightning import contents, seam
 from strongroom_lightning.arguments import Arguments
@@ -22,7 +23,6 @@ from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Ranking, best_of
-from strongroom_lightning.replacing import Replace
 from strongroom_lightning.strategies import restores_in_place
 from strongroom_lightning.uri import CheckpointUri
 

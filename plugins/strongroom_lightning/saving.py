@@ -293,7 +293,7 @@ class Saving:
         ranked = self._ranking.state_dict() if weights_only else {}
         state, loader_states = contents.gather(
             self._trainer,
-            self._encoding.of,
+            self._encoding.storable,
             self.checkpointer.confer,
             weights_only=weights_only,
             more={STATE_KEY: ranked} if ranked else None,

@@ -15,8 +15,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from strongroom.errors import ConfigError
+from strongroom.frontend.replacing import Replacements
 from strongroom_lightning.namespace import Namespace
-from strongroom_lightning.replacing import Replacements
 
 __all__ = [
     "as_they_are",

@@ -1,24 +1,45 @@
-"""The front end for the Hugging Face Trainer: not in this release.
+"""The front end for the Hugging Face Trainer: one callback saves a run and resumes it by itself.
 
-The package holds the name, so that the distribution's layout is settled; it offers nothing. To ask it for
-anything is an error that says so, at run time and to a type checker, and is not an ``ImportError``:
-code that treats a front end as optional must not train on without checkpoints.
+::
+
+    trainer = Trainer(model=model, args=args, train_dataset=dataset)
+    StrongroomCallback("runs/a").attach(trainer)
+    trainer.train()  # goes on from the newest whole checkpoint in runs/a, if there is one
+
+It is imported when it is first used, since a program may have other front ends and no transformers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from strongroom.errors import ConfigError
+if TYPE_CHECKING:
+    from strongroom_transformers.callback import StrongroomCallback
+    from strongroom_transformers.mixin import StrongroomTrainerMixin
 
-__all__: list[str] = []
+_HOMES = {"StrongroomCallback": "callback", "StrongroomTrainerMixin": "mixin"}
 
-if not TYPE_CHECKING:
+__all__ = ["StrongroomCallback", "StrongroomTrainerMixin"]
 
-    def __getattr__(name: str) -> NoReturn:
-        if name.startswith("__"):  # Python itself asks for these (__path__, __wrapped__)
-            raise AttributeError(name)
-        raise ConfigError(
-            f"strongroom_transformers.{name}: this release has no front end for the Hugging Face Trainer; "
-            f"use strongroom.Checkpointer in a loop of your own, or strongroom_lightning with Lightning"
-        )
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'strongroom_transformers' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"strongroom_transformers.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"transformers", "accelerate"}:
+            raise
+        raise ModuleNotFoundError(
+            "strongroom_transformers needs the package transformers (5.24 or newer), which is not "
+            "installed; install Strongroom with its extra, strongroom[transformers]",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

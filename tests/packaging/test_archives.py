@@ -95,7 +95,16 @@ def test_a_framework_is_only_ever_an_extra(metadata: Message) -> None:
 
 def test_an_extra_exists_only_for_what_works(metadata: Message) -> None:
     found = set(metadata.get_all("Provides-Extra", []))
-    assert found == {"aws", "lightning", "pkcs11", "pytorch-lightning", "s3"}
+    assert found == {
+        "accelerate",
+        "aws",
+        "composer",
+        "lightning",
+        "pkcs11",
+        "pytorch-lightning",
+        "s3",
+        "transformers",
+    }
 
 
 def test_the_source_archive_can_run_every_check(sdist_names: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from strongroom._version import __version__
-from strongroom.errors import ConfigError
 
-NOT_IN_THIS_RELEASE = {
-    "strongroom_accelerate": "Strongroom",
-    "strongroom_composer": "StrongroomCheckpoint",
-    "strongroom_transformers": "StrongroomCallback",
-}
+FRONT_ENDS = (
+    ("strongroom_accelerate", "Strongroom", "accelerate", "accelerate"),
+    ("strongroom_composer", "StrongroomCheckpoint", "composer", "composer"),
+    ("strongroom_lightning", "StrongroomCheckpoint", "lightning", "lightning"),
+    ("strongroom_transformers", "StrongroomCallback", "transformers", "transformers"),
+)
 
 
 def test_the_running_code_and_the_distribution_agree_on_the_version() -> None:
@@ -45,21 +44,17 @@ def test_every_package_tells_type_checkers_that_it_is_typed(package: str) -> Non
     assert Path(spec.origin).with_name("py.typed").is_file()
 
 
-@pytest.mark.parametrize(("package", "name"), NOT_IN_THIS_RELEASE.items())
-def test_a_front_end_that_does_not_exist_yet_says_so_when_it_is_used(package: str, name: str) -> None:
-    module = importlib.import_module(package)
-    assert module.__all__ == []
-    with pytest.raises(ConfigError, match=rf"{name}: this release has no .* use strongroom\.Checkpointer"):
-        getattr(module, name)
-
-
-@pytest.mark.parametrize("package", NOT_IN_THIS_RELEASE)
-def test_a_missing_front_end_cannot_be_mistaken_for_a_missing_framework(package: str) -> None:
-    program = f"try:\n    from {package} import Anything\nexcept ImportError:\n    print('trains on unsaved')"
+@pytest.mark.parametrize(("package", "name", "needs", "extra"), FRONT_ENDS)
+def test_a_front_end_without_its_framework_names_what_to_install(
+    package: str, name: str, needs: str, extra: str
+) -> None:
+    # As where the framework is not installed, whatever is installed here.
+    program = f"import sys; sys.modules[{needs!r}] = None\nfrom {package} import {name}"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert child.returncode == 1
-    assert child.stdout == ""
-    assert "ConfigError" in child.stderr
+    told = child.stderr.strip().splitlines()[-1]
+    assert told.startswith("ModuleNotFoundError: ")
+    assert f"strongroom[{extra}]" in told
 
 
 @pytest.mark.parametrize("module", ("strongroom", "strongroom.errors", "strongroom_cli"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Final
 
@@ -30,10 +30,15 @@ _LOADER_PARTS: Final = (
     "sampler",
     "batch_sampler",
     "batch_sampler.sampler",
+    # A batch sampler whose batches another one deals out to several ranks.
+    "batch_sampler.batch_sampler",
+    "batch_sampler.batch_sampler.sampler",
     # A sampler whose indices another one deals out to several ranks.
     "sampler.dataset._sampler",
     "batch_sampler.sampler.dataset._sampler",
     "dataset",
+    # A stream of samples that another data set deals out.
+    "dataset.dataset",
     "collate_fn",
 )
 """Where a data loader's own generators are looked for, besides the loader itself: one level deep each."""
@@ -89,6 +94,13 @@ class RngState:
                 notes.append(f"the checkpoint holds a state for the generator {name}, which this run lacks")
         notes += [f"the checkpoint holds no state for the generator {name}" for name in present]
         return tuple(notes)
+
+    def of_part(self, prefix: str) -> RngState:
+        """The same streams, and of the generators those of one part, by the names that they have there."""
+        own = {
+            name.removeprefix(prefix): one for name, one in self.generators.items() if name.startswith(prefix)
+        }
+        return replace(self, generators=own)
 
     def to_state(self) -> PlainValue:
         """A value of plain containers, numbers, strings and arrays, as a checkpoint carries it."""

@@ -1,4 +1,4 @@
-"""Methods of one instance, replaced for a time: how this front end comes to Lightning's inner places."""
+"""Methods of one instance, replaced for a time: how a front end comes to its framework's inner places."""
 
 from __future__ import annotations
 

@@ -1,0 +1,372 @@
+"""A data loader that a framework's loop iterates by itself, followed from epoch to epoch, and brought back.
+
+A loop asks a loader for an iterator once an epoch, and the iterator for batches. Both questions come through
+here: what random state the iterator was made from, and how many batches were taken, is what a `DataPosition`
+needs. On a resume the next iterator that is asked for is the one that the run had, as far on as it was.
+
+The loader stays the object that it was, of a class that is a subclass of its own, so that whoever has it, or
+asks what it is, sees no other. It works with any loop over any loader: nothing of a framework is known here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from strongroom.errors import ConfigError
+from strongroom.resume.datasets import dataset_states, load_dataset_states
+from strongroom.resume.jobs import JobShape, batches_behind
+from strongroom.resume.position import DataPosition, replay
+from strongroom.resume.rng import Generator, RngState, generators_of
+from strongroom.resume.skipping import SkipMode, length_of, reason_to_read, skipping
+
+__all__ = ["FollowedLoader"]
+
+_SEAT: Final = "_strongroom_followed"
+
+
+class FollowedLoader:
+    """One loader of a run.
+
+    Args:
+        loader: whatever the loop iterates.
+        stock: the torch loader inside of it that has the sampler, the data set and the workers; None: itself.
+        skip: how a resume passes over batches that were trained on.
+        generators: the generators that it draws from, by name; None: those that are found on it.
+        read_epoch: the number that its samplers go by in the epoch that begins next; None: nobody knows.
+        write_epoch: sets that number; None: the loop does so by itself.
+        info: is told how the loader was brought back, in a sentence.
+        warn: is told what may be otherwise than in the run that was never interrupted.
+
+    Raises:
+        ConfigError: an object whose iteration cannot be followed, such as a list.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        stock: Any = None,
+        skip: SkipMode = "read",
+        generators: Callable[[], Mapping[str, Generator]] | None = None,
+        read_epoch: Callable[[], int] | None = None,
+        write_epoch: Callable[[int], None] | None = None,
+        info: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.loader = loader
+        self._stock = loader if stock is None else stock
+        self._skip = skip
+        self._generators = generators or (lambda: generators_of(self._stock))
+        self._read_epoch = read_epoch
+        self._write_epoch = write_epoch
+        self._info = info
+        self._warn = warn
+        self._epochs = 0
+        self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
+        self._taken = 0
+        self._back_to: tuple[DataPosition, RngState, bool] | None = None
+        self._own_class = type(loader)
+        _put(loader, self)
+
+    # -------------------------------------------------------------------------------------- for whoever saves
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether iterators of the loader still come through here."""
+        return getattr(self.loader, _SEAT, None) is self
+
+    @property
+    def length(self) -> int | None:
+        """How many batches an epoch has, on this rank; None: nobody knows."""
+        return length_of(self.loader)
+
+    @property
+    def taken(self) -> int:
+        """Batches taken in the epoch that is under way; 0 between epochs."""
+        return 0 if self._inside is None else self._taken
+
+    def generators(self) -> Mapping[str, Generator]:
+        """What the loader draws from besides the global streams."""
+        return self._generators()
+
+    def position(self, *, closes_epoch: bool = False) -> DataPosition:
+        """Where its data stand.
+
+        Args:
+            closes_epoch: with all batches taken the epoch is over, where the loop will not ask again for a
+                next batch when the run is resumed. Otherwise the resumed loop asks, and is given none.
+        """
+        inside = self._inside
+        is_full = inside is not None and self.length is not None and self._taken >= self.length
+        if inside is None or (is_full and closes_epoch):
+            epoch = self._epochs + (inside is not None)
+            return DataPosition(
+                epoch=epoch,
+                makes_workers=not self._has_workers(),
+                sampler_epoch=None if self._read_epoch is None else self._read_epoch(),
+                dataset_states=dataset_states([self._stock]),
+            )
+        return inside.after(self._taken)
+
+    # ------------------------------------------------------------------------------------ for whoever resumes
+
+    def resume_from(self, position: DataPosition, now: RngState, *, reads: bool = True) -> None:
+        """Let the next iterator that is asked for be the one at ``position``.
+
+        Args:
+            position: as `position` gave it.
+            now: the random state at the checkpoint: of the global streams, and of this loader's own
+                generators by the names that they have here.
+            reads: False: the data set goes on from its place by itself; nothing is passed over.
+        """
+        self._inside = None
+        self._epochs = position.epoch
+        self._back_to = None
+        if position.batches:
+            self._back_to = (position, now, reads)
+            return
+        if self._write_epoch is not None and position.sampler_epoch is not None:
+            self._write_epoch(position.sampler_epoch)
+        if position.epoch and not position.makes_workers and self._keeps_workers():
+            self._warn(
+                "the loader has persistent workers, whose random states nothing outside of them can read: "
+                "the order of the samples is the uninterrupted run's, what is drawn inside the workers is "
+                "not; draw it from a generator seeded by epoch and index, or leave persistent_workers off"
+            )
+        load_dataset_states([self._stock], position.dataset_states)
+
+    def in_this_job(
+        self, position: DataPosition, before: JobShape, now: JobShape, *, multiple_of: int = 1
+    ) -> DataPosition:
+        """The place from which another number of processes goes on; as it is for the same number.
+
+        Args:
+            position: of the job before.
+            before: which that was.
+            now: which this is.
+            multiple_of: batches that make up a step.
+        """
+        if before.replicas == now.replicas or not position.batches:
+            return position
+        batches, again = batches_behind(position.batches, before, now, multiple_of=multiple_of)
+        self._info(
+            f"the data of epoch {position.epoch} were divided among {before.replicas} processes, and are now "
+            f"among {now.replicas}, which go on from batch {batches} ({again} samples again): model and "
+            f"optimizers are exact, and what follows is not what it would have been"
+        )
+        return replace(position.after(batches), lengths=(self.length,))
+
+    def release(self) -> None:
+        """Let the loader be as it was; iterators that are under way go on."""
+        if self.is_followed:
+            _take(self.loader, self._own_class)
+
+    # ---------------------------------------------------------------------------------------- what comes here
+
+    def _iterate(self) -> Iterator[Any]:
+        """The loop asks for an iterator."""
+        back_to, self._back_to = self._back_to, None
+        if back_to is not None:
+            return self._return_to(*back_to)
+        has_workers = self._has_workers()
+        sampler_epoch = None if self._read_epoch is None else self._read_epoch()
+        start, states = RngState.capture(self.generators()), dataset_states([self._stock])
+        iterator = self._own_class.__iter__(self.loader)
+        if self._inside is not None:  # the one before was broken off
+            self._epochs += 1
+        self._inside = DataPosition(
+            epoch=self._epochs,
+            epoch_start=start,
+            makes_workers=not has_workers,
+            sampler_epoch=sampler_epoch,
+            dataset_states=states,
+            lengths=(self.length,),
+        )
+        self._taken = 0
+        return _Batches(self, iterator)
+
+    def _return_to(self, position: DataPosition, now: RngState, reads: bool) -> Iterator[Any]:
+        position.check_fits((self.length,))
+        length = self.length
+        if self._write_epoch is not None and position.sampler_epoch is not None:
+            self._write_epoch(position.sampler_epoch)
+        keeps_state = any(state is not None for state in position.dataset_states)
+        if length is not None and position.batches >= length and not keeps_state and reads:
+            # Nothing is left of this epoch, and reading it would tell nothing new.
+            if self._write_epoch is not None and position.sampler_epoch is not None:
+                self._write_epoch(position.sampler_epoch + 1)
+            self._tell(now.restore(self.generators()))
+            self._epochs, self._inside = position.epoch + 1, None
+            return iter(())
+        if position.makes_workers and self._has_workers():
+            self._stock._iterator = None
+        began = time.monotonic()
+        unread = self._unread(position.batches) if reads else ()
+        made: list[Iterator[Any]] = []
+
+        def make() -> Iterator[Any]:
+            if reads:
+                load_dataset_states([self._stock], position.dataset_states)
+            made.append(self._own_class.__iter__(self.loader))
+            return made[0]
+
+        ahead: list[Any] = []
+        if not reads:
+            notes = self._begin_only(position, now, make)
+            how = "by the data set's own state"
+        elif unread:
+            if inspect.isgeneratorfunction(self._own_class.__iter__):
+                notes = self._pass_over(position, now, make, ahead)
+            else:
+                notes = replay(position, now, make, generators=self.generators(), unread=unread)
+            how = "by its sampler"
+        else:
+            replay(position, now, make, generators=self.generators())
+            # Also for what the loader made only when it was asked for its first batch.
+            notes = now.restore(self.generators())
+            how = f"after {time.monotonic() - began:.1f} s of reading"
+        self._tell(notes)
+        self._info(f"back at batch {position.batches} of epoch {position.epoch}, {how}")
+        self._epochs, self._inside, self._taken = position.epoch, position.after(0), position.batches
+        return _Batches(self, made[0], ahead=ahead, is_first=False)
+
+    def _pass_over(
+        self, position: DataPosition, now: RngState, make: Callable[[], Iterator[Any]], ahead: list[Any]
+    ) -> tuple[str, ...]:
+        """Let the sampler begin further on, where a loader makes its iterator when a batch is asked for.
+
+        The first batch is read here, ahead of training.
+        """
+        if position.epoch_start is not None:
+            position.epoch_start.restore(self.generators())
+        with skipping((self._stock,), position.batches):
+            iterator = make()
+            if position.first_batch is not None:
+                position.first_batch.restore(self.generators())
+            with suppress(StopIteration):
+                ahead.append(next(iterator))
+        return now.restore(self.generators())
+
+    def _begin_only(
+        self, position: DataPosition, now: RngState, make: Callable[[], Iterator[Any]]
+    ) -> tuple[str, ...]:
+        """The iterator that the epoch began with, of data that are further on by themselves."""
+        if position.epoch_start is not None:
+            position.epoch_start.restore(self.generators())
+        make()
+        return now.restore(self.generators())
+
+    def _unread(self, batches: int) -> tuple[Any, ...]:
+        if self._skip == "read":
+            return ()
+        with _as_it_was(self):
+            reason = reason_to_read((self._stock,), batches)
+        if reason is None:
+            return (self._stock,)
+        self._warn(f"skip='sampler' cannot be had, the batches are read again: {reason}")
+        return ()
+
+    def _first_is_asked_for(self) -> None:
+        if self._inside is not None:
+            self._inside = replace(self._inside, first_batch=RngState.capture(self.generators()))
+
+    def _is_taken(self) -> None:
+        self._taken += 1
+
+    def _is_over(self) -> None:
+        self._epochs += 1
+        self._inside = None
+
+    def _tell(self, notes: tuple[str, ...]) -> None:
+        for note in dict.fromkeys(notes):
+            self._warn(f"the resumed run may differ from an uninterrupted one: {note}")
+
+    def _has_workers(self) -> bool:
+        return getattr(self._stock, "_iterator", None) is not None
+
+    def _keeps_workers(self) -> bool:
+        return bool(getattr(self._stock, "persistent_workers", False))
+
+
+class _Batches:
+    """An iterator of a loader's, counted."""
+
+    def __init__(
+        self,
+        owner: FollowedLoader,
+        inner: Iterator[Any],
+        *,
+        ahead: list[Any] | None = None,
+        is_first: bool = True,
+    ) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._ahead = ahead or []
+        self._is_first = is_first
+        self._of = owner._inside
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        counts = self._owner._inside is self._of
+        if self._is_first:
+            self._is_first = False
+            if counts:
+                self._owner._first_is_asked_for()
+                self._of = self._owner._inside
+        try:
+            batch = self._ahead.pop(0) if self._ahead else next(self._inner)
+        except StopIteration:
+            if self._owner._inside is self._of and not self._is_over:
+                self._owner._is_over()
+            self._is_over = True
+            raise
+        if counts:
+            self._owner._is_taken()
+        return batch
+
+
+def _put(loader: Any, owner: FollowedLoader) -> None:
+    """Let ``iter(loader)`` come to ``owner``."""
+    if getattr(loader, _SEAT, None) is not None:
+        raise ConfigError("this loader is followed already, by another run's front end; give each its own")
+    kind = type(loader)
+    members = {
+        "__iter__": lambda self: getattr(self, _SEAT)._iterate(),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    try:
+        followed = type(kind.__name__, (kind,), members)
+        # Some loaders show another class than they have; this is how the real one is set.
+        object.__dict__["__class__"].__set__(loader, followed)
+        loader.__dict__[_SEAT] = owner
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the training data are a {kind.__qualname__}, of which nobody can see how far it was read "
+            f"({error}); give a torch DataLoader, or an object of a class of your own with __iter__"
+        ) from error
+
+
+def _take(loader: Any, kind: type) -> None:
+    loader.__dict__.pop(_SEAT, None)
+    object.__dict__["__class__"].__set__(loader, kind)
+
+
+@contextmanager
+def _as_it_was(owner: FollowedLoader) -> Iterator[None]:
+    """For a moment the loader has its own class: some functions ask what it is."""
+    followed = type(owner.loader)
+    object.__dict__["__class__"].__set__(owner.loader, owner._own_class)
+    try:
+        yield
+    finally:
+        object.__dict__["__class__"].__set__(owner.loader, followed)
