@@ -1,7 +1,7 @@
 """One run, in no framework's terms: what every front end is asked to train, break off, and go on with.
 
-A front end's module here (``conform_composer.py``, ...) says how its framework trains a `RunPlan`, and what came
-of it as a `RunResult`; the rest of this folder asks all of them the same.
+A front end's module here (``conform_composer.py``, ...) says how its framework trains a `RunPlan`, and what
+came of it as a `RunResult`; the rest of this folder asks all of them the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 BATCHES, EPOCHS, BATCH_SIZE = 6, 2, 4
 
 
-# ------------------------------------------------------------------------------------------------ the question
+# ----------------------------------------------------------------------------------------------- the question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ LOADERS: Final[Mapping[str, Callable[[int], Any]]] = {
 own ways; what they cannot deal out is no part of their `FrontEnd.loaders`."""
 
 
-# ----------------------------------------------------------------------------------------------- interruptions
+# ---------------------------------------------------------------------------------------------- interruptions
 
 
 def _terminate() -> None:
@@ -229,7 +229,7 @@ def _raise() -> None:
 
 
 class Interruption(NamedTuple):
-    """What ends the run: what is done, before which batch is trained on, on the last rank or on all, and where.
+    """What ends the run: what is done, before which batch, on the last rank or on all, and where.
 
     Batches are counted from 0 over the whole run.
     """
