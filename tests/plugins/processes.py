@@ -114,6 +114,24 @@ def _category(name: str) -> type[Warning]:
 # --------------------------------------------------------------------------- a forkserver beside the others'
 
 
+_SERVERS: list[forkserver.ForkServer] = []
+"""One a launcher; a process knows its own by number, since servers do not pickle and processes do."""
+
+
+class _Popen(popen_forkserver.Popen):
+    def _launch(self, process_obj: BaseProcess) -> None:
+        with _asking(_SERVERS[process_obj.server]):  # type: ignore[attr-defined]
+            super()._launch(process_obj)
+
+
+class _Process(context.ForkServerProcess):
+    server: int
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
+        return _Popen(process_obj)
+
+
 class _Context:
     """As much of a multiprocessing context as a job needs."""
 
@@ -122,18 +140,13 @@ class _Context:
     def __init__(self, preloaded: Sequence[str]) -> None:
         server = forkserver.ForkServer()
         server.set_forkserver_preload(list(preloaded))
+        self._server = len(_SERVERS)
+        _SERVERS.append(server)
 
-        class Popen(popen_forkserver.Popen):
-            def _launch(self, process_obj: BaseProcess) -> None:
-                with _asking(server):
-                    super()._launch(process_obj)
-
-        class Process(context.ForkServerProcess):
-            @staticmethod
-            def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
-                return Popen(process_obj)
-
-        self.Process = Process
+    def Process(self, **options: Any) -> BaseProcess:  # noqa: N802 - multiprocessing's name
+        process = _Process(**options)
+        process.server = self._server
+        return process
 
 
 @contextlib.contextmanager
