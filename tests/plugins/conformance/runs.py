@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,7 +23,7 @@ for folder in (str(_HERE.parent), str(_HERE)):
         sys.path.insert(0, folder)
 
 import torch  # noqa: E402 - as below
-from processes import die  # noqa: E402 - the folder must be known first
+from processes import die, rank  # noqa: E402 - the folder must be known first
 from torch import nn  # noqa: E402 - as above
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler  # noqa: E402 - as above
 from torch.utils.data._utils import worker  # noqa: E402 - as above
@@ -88,12 +90,15 @@ class RunResult:
         weights: `digest_of` the model's, put together where they are sharded.
         step: optimizer steps since the run's very beginning.
         lr: of the optimizer at the end.
+        figures: the names of the figures, such as ``strongroom/stall_s``, that a logger (tracker, callback)
+            of the framework's own kind was told in this run; on rank 0.
     """
 
     losses: list[float]
     weights: str
     step: int
     lr: float
+    figures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,9 @@ class FrontEnd:
         prepare: runs first on each rank; module-level.
         ways: how ranks can train together: name -> (how many ranks, among how many the data are divided).
         train: trains a plan on this rank; module-level.
-        loaders: of `LOADERS`, those that the framework can train with.
+        loaders: those that the framework can train with: of `LOADERS`, and of its own.
+        unsupported: makes of the framework, in this process, a version that the front end cannot work with:
+            it takes away a name that its seam needs; module-level.
         rules: of cells (way, loader, interruption; ``"*"`` for any) that follow a documented rule in place
             of being equal: the rule's words.
     """
@@ -119,6 +126,7 @@ class FrontEnd:
     ways: Mapping[str, tuple[int, int]]
     train: Callable[[RunPlan], RunResult]
     loaders: tuple[str, ...]
+    unsupported: Callable[[], None] | None = None
     rules: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
 
 
@@ -208,13 +216,30 @@ def _grouped(shares: int) -> Any:
     return DataLoader(Numbers(BATCH_SIZE * BATCHES * shares), batch_sampler=Groups(BATCHES * shares))
 
 
+def _stateful(shares: int) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    # Its sampler would be seeded by each rank's own random stream, and ranks that divide the data would not
+    # agree on the order.
+    own = torch.Generator().manual_seed(3)
+    data = Numbers(BATCH_SIZE * BATCHES * shares)
+    return StatefulDataLoader(data, batch_size=BATCH_SIZE, shuffle=True, generator=own)
+
+
+def _streamed(shares: int) -> Any:
+    return DataLoader(Stream(rank() % shares), batch_size=BATCH_SIZE)
+
+
 LOADERS: Final[Mapping[str, Callable[[int], Any]]] = {
     "`DataLoader`": _stock,
     "`DataLoader`, a worker": _with_worker,
     "custom batch sampler": _grouped,
+    "`StatefulDataLoader`": _stateful,
+    "`IterableDataset`": _streamed,
 }
 """Makers of the training loader, for so many processes that share the data. Frameworks deal them out in their
-own ways; what they cannot deal out is no part of their `FrontEnd.loaders`."""
+own ways; what they cannot deal out is no part of their `FrontEnd.loaders`, or is made otherwise there.
+The stream of an `IterableDataset` is each rank's own already."""
 
 
 # ---------------------------------------------------------------------------------------------- interruptions
@@ -228,23 +253,42 @@ def _raise() -> None:
     raise RuntimeError("the GPU fell off the bus")
 
 
+def _fill() -> None:
+    """As on a disk that is full: from now on this process can make no file longer."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+
+
 class Interruption(NamedTuple):
     """What ends the run: what is done, before which batch, on the last rank or on all, and where.
 
     Batches are counted from 0 over the whole run.
+
+    Attributes:
+        pace_s: how long a rank takes for each batch from there on, at least: ranks that are told to stop take
+            half a second to agree where.
+        is_of_matrix: whether it is a value of the matrix' axis.
     """
 
     act: Callable[[], None]
     batch: int
     everywhere: bool = False
     in_validation: bool = False
+    pace_s: float = 0.0
+    is_of_matrix: bool = True
 
     @property
     def kills(self) -> bool:
         return self.act is die
 
     def strikes(self, batch: int, rank: int, world_size: int, *, in_validation: bool = False) -> bool:
-        """Whether this is the moment, on this rank; then ``act`` is called."""
+        """Whether this is the moment, on this rank; then ``act`` is called.
+
+        To be asked before every batch of training, and before every one of validation; there ``batch`` is
+        how many were trained on.
+        """
+        if batch > self.batch and not in_validation:
+            time.sleep(self.pace_s)
         is_ranks = self.everywhere or rank == world_size - 1
         return is_ranks and batch == self.batch and in_validation == self.in_validation
 
@@ -255,4 +299,6 @@ INTERRUPTIONS: Final[Mapping[str, Interruption]] = {
     "exception on one rank": Interruption(_raise, BATCHES - 2),
     "after an epoch's last batch": Interruption(die, BATCHES, everywhere=True),
     "SIGKILL in validation": Interruption(die, 4, in_validation=True),
+    "SIGTERM, slow steps": Interruption(_terminate, BATCHES - 2, pace_s=0.2, is_of_matrix=False),
+    "full disk": Interruption(_fill, BATCHES - 2, everywhere=True, pace_s=0.1, is_of_matrix=False),
 }
