@@ -12,7 +12,7 @@ import pytest
 from pages import DOCS, ROOT
 
 import strongroom
-from strongroom import errors, events, resume, stores, testing
+from strongroom import errors, events, frontend, resume, stores, testing
 
 REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "reference").glob("*.md")))
 SOURCES = [path for part in ("core", "security", "plugins") for path in (ROOT / part).rglob("*.py")]
@@ -69,6 +69,23 @@ def test_every_environment_variable_is_in_the_reference() -> None:
 def test_every_argument_of_a_checkpointer_is_in_the_reference() -> None:
     arguments = set(inspect.signature(strongroom.Checkpointer).parameters)
     assert missing(arguments, section("configuration.md")) == []
+
+
+def test_every_option_of_all_front_ends_is_in_the_reference_with_its_default() -> None:
+    table = section("front-ends.md").partition("| option | default |")[2].partition("\n\n")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", table, re.MULTILINE))
+    assert {name: ast.literal_eval(default) for name, default in shown.items()} == dict(frontend.DEFAULTS)
+    assert set(frontend.DEFAULTS) == set(frontend.RunOptions.__annotations__)
+
+
+def test_the_lightning_callback_has_the_options_of_all_front_ends_under_their_names() -> None:
+    pytest.importorskip("lightning")
+    from strongroom_lightning import StrongroomCheckpoint
+
+    arguments = inspect.signature(StrongroomCheckpoint).parameters
+    named = {name: one.default for name, one in arguments.items() if name in frontend.DEFAULTS}
+    # Whether a job goes back into the queue, its SLURMEnvironment says.
+    assert named == {name: value for name, value in frontend.DEFAULTS.items() if name != "requeue"}
 
 
 def test_every_tag_of_the_typed_json_is_in_the_format_and_in_the_reference() -> None:

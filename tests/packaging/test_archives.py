@@ -49,9 +49,14 @@ def wheel_names(wheel: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def sdist_names(archives: Path) -> set[str]:
+def sdist(archives: Path) -> Path:
     (found,) = archives.glob("*.tar.gz")
-    with tarfile.open(found) as archive:
+    return found
+
+
+@pytest.fixture(scope="session")
+def sdist_names(sdist: Path) -> set[str]:
+    with tarfile.open(sdist) as archive:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
@@ -105,6 +110,21 @@ def test_an_extra_exists_only_for_what_works(metadata: Message) -> None:
         "s3",
         "transformers",
     }
+
+
+def test_the_extra_that_holds_torch_back_conflicts_with_every_other_framework(sdist: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    with tarfile.open(sdist) as archive:
+        (name,) = (name for name in archive.getnames() if re.fullmatch(r"[^/]+/pyproject\.toml", name))
+        settings = tomllib.load(archive.extractfile(name))
+    frameworks = {
+        extra
+        for extra, needs in settings["project"]["optional-dependencies"].items()
+        if any(re.match(rf"({'|'.join(FRAMEWORKS)})\b", need) for need in needs)
+    }
+    declared = {frozenset(one["extra"] for one in pair) for pair in settings["tool"]["uv"]["conflicts"]}
+    assert len(frameworks) == 5
+    assert declared == {frozenset({"composer", other}) for other in frameworks - {"composer"}}
 
 
 def test_the_source_archive_can_run_every_check(sdist_names: set[str]) -> None:
