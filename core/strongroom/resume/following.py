@@ -69,6 +69,7 @@ class FollowedLoader:
         self._epochs = 0
         self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
         self._taken = 0
+        self._asked: RngState | None = None  # right before the last batch
         self._back_to: tuple[DataPosition, RngState, bool] | None = None
         self._own_class = type(loader)
         _put(loader, self)
@@ -111,7 +112,7 @@ class FollowedLoader:
                 sampler_epoch=None if self._read_epoch is None else self._read_epoch(),
                 dataset_states=dataset_states([self._stock]),
             )
-        return inside.after(self._taken)
+        return replace(inside.after(self._taken), last_batch=self._asked)
 
     # ------------------------------------------------------------------------------------ for whoever resumes
 
@@ -159,7 +160,7 @@ class FollowedLoader:
             f"among {now.replicas}, which go on from batch {batches} ({again} samples again): model and "
             f"optimizers are exact, and what follows is not what it would have been"
         )
-        return replace(position.after(batches), lengths=(self.length,))
+        return replace(position.after(batches), lengths=(self.length,), last_batch=None)
 
     def release(self) -> None:
         """Let the loader be as it was; iterators that are under way go on."""
@@ -187,7 +188,7 @@ class FollowedLoader:
             dataset_states=states,
             lengths=(self.length,),
         )
-        self._taken = 0
+        self._taken, self._asked = 0, None
         return _Batches(self, iterator)
 
     def _return_to(self, position: DataPosition, now: RngState, reads: bool) -> Iterator[Any]:
@@ -233,6 +234,7 @@ class FollowedLoader:
         self._tell(notes)
         self._info(f"back at batch {position.batches} of epoch {position.epoch}, {how}")
         self._epochs, self._inside, self._taken = position.epoch, position.after(0), position.batches
+        self._asked = position.last_batch
         return _Batches(self, made[0], ahead=ahead, is_first=False)
 
     def _pass_over(
@@ -271,9 +273,10 @@ class FollowedLoader:
         self._warn(f"skip='sampler' cannot be had, the batches are read again: {reason}")
         return ()
 
-    def _first_is_asked_for(self) -> None:
-        if self._inside is not None:
-            self._inside = replace(self._inside, first_batch=RngState.capture(self.generators()))
+    def _is_asked(self, *, is_first: bool) -> None:
+        self._asked = RngState.capture(self.generators())
+        if is_first and self._inside is not None:
+            self._inside = replace(self._inside, first_batch=self._asked)
 
     def _is_taken(self) -> None:
         self._taken += 1
@@ -316,11 +319,10 @@ class _Batches:
 
     def __next__(self) -> Any:
         counts = self._owner._inside is self._of
-        if self._is_first:
-            self._is_first = False
-            if counts:
-                self._owner._first_is_asked_for()
-                self._of = self._owner._inside
+        if counts:
+            self._owner._is_asked(is_first=self._is_first)
+            self._of = self._owner._inside
+        self._is_first = False
         try:
             batch = self._ahead.pop(0) if self._ahead else next(self._inner)
         except StopIteration:

@@ -6,6 +6,9 @@ state at the checkpoint itself: make the iterator again, take as many batches, p
 state back. Batches are read again and thrown away; the order, the augmentations (in workers too) and
 everything drawn afterwards are then those of the run that was never interrupted.
 
+A loader that reads one batch ahead has drawn that one, too, before the checkpoint: from the state at which
+the last batch taken was asked for, which is put back before that one is read again.
+
 The condition: what decides about later batches is drawn from the global streams when the iterator is made or
 its first batch is taken, as stock samplers do, or else from generators of the loader's own. What a loader
 draws from the global streams later on (a shuffle buffer in the training process, a shorter loader that is
@@ -35,6 +38,8 @@ class DataPosition:
         epoch_start: the random state right before this epoch's iterator was made; None between epochs.
         first_batch: the random state right before the first batch was asked for, where anything may have
             drawn in between: without workers a loader draws its order only then. None: nothing has.
+        last_batch: the random state right before the last batch that was taken was asked for: a loader that
+            reads one ahead has drawn the next one from it. None: what reading draws is not followed.
         makes_workers: that iterator started its own workers and drew their seed. Persistent workers are
             reused by later epochs' iterators, which draw one number less.
         sampler_epoch: what samplers were told by ``set_epoch``; None where none was told.
@@ -51,6 +56,7 @@ class DataPosition:
     batches: int = 0
     epoch_start: RngState | None = None
     first_batch: RngState | None = None
+    last_batch: RngState | None = None
     makes_workers: bool = True
     sampler_epoch: int | None = None
     loader_states: tuple[Any, ...] = ()
@@ -93,6 +99,7 @@ class DataPosition:
             "batches": self.batches,
             "epoch_start": _to_state(self.epoch_start),
             "first_batch": _to_state(self.first_batch),
+            "last_batch": _to_state(self.last_batch),
             "makes_workers": self.makes_workers,
             "sampler_epoch": self.sampler_epoch,
             "loader_states": self.loader_states,
@@ -115,6 +122,7 @@ class DataPosition:
                 batches=state["batches"],
                 epoch_start=_from_state(state["epoch_start"]),
                 first_batch=_from_state(state["first_batch"]),
+                last_batch=_from_state(state.get("last_batch")),
                 makes_workers=state["makes_workers"],
                 sampler_epoch=state["sampler_epoch"],
                 loader_states=tuple(state["loader_states"]),
@@ -173,6 +181,8 @@ def replay(
         position.first_batch.restore(generators)
     if not position.loader_states:
         for taken in range(position.batches):
+            if position.last_batch is not None and taken == position.batches - 1:
+                position.last_batch.restore(generators)
             try:
                 next(iterator)
             except StopIteration:
