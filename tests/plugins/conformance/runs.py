@@ -295,10 +295,9 @@ class Interruption(NamedTuple):
 
 INTERRUPTIONS: Final[Mapping[str, Interruption]] = {
     "SIGKILL in mid-epoch": Interruption(die, BATCHES + 3),
-    "SIGTERM on one rank": Interruption(_terminate, BATCHES + 2),
+    "SIGTERM on one rank": Interruption(_terminate, BATCHES + 1, pace_s=0.2),
     "exception on one rank": Interruption(_raise, BATCHES - 2),
     "after an epoch's last batch": Interruption(die, BATCHES, everywhere=True),
     "SIGKILL in validation": Interruption(die, 4, in_validation=True),
-    "SIGTERM, slow steps": Interruption(_terminate, BATCHES - 2, pace_s=0.2, is_of_matrix=False),
     "full disk": Interruption(_fill, BATCHES - 2, everywhere=True, pace_s=0.1, is_of_matrix=False),
 }
