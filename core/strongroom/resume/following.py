@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from torch.utils.data import DataLoader
+
 from strongroom.errors import ConfigError
 from strongroom.resume.datasets import dataset_states, load_dataset_states
 from strongroom.resume.jobs import JobShape, batches_behind
@@ -61,7 +63,7 @@ class FollowedLoader:
         self.loader = loader
         self._stock = loader if stock is None else stock
         self._skip = skip
-        self._generators = generators or (lambda: generators_of(self._stock))
+        self._generators = generators
         self._read_epoch = read_epoch
         self._write_epoch = write_epoch
         self._info = info
@@ -69,8 +71,9 @@ class FollowedLoader:
         self._epochs = 0
         self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
         self._taken = 0
-        self._asked: RngState | None = None  # right before the last batch
+        self._asked: RngState | None = None  # right before the last batch, where that matters
         self._back_to: tuple[DataPosition, RngState, bool] | None = None
+        self._misses_workers = False
         self._own_class = type(loader)
         _put(loader, self)
 
@@ -93,7 +96,7 @@ class FollowedLoader:
 
     def generators(self) -> Mapping[str, Generator]:
         """What the loader draws from besides the global streams."""
-        return self._generators()
+        return generators_of(self._stock) if self._generators is None else self._generators()
 
     def position(self, *, closes_epoch: bool = False) -> DataPosition:
         """Where its data stand.
@@ -128,17 +131,18 @@ class FollowedLoader:
         self._inside = None
         self._epochs = position.epoch
         self._back_to = None
-        if position.batches:
-            self._back_to = (position, now, reads)
-            return
-        if self._write_epoch is not None and position.sampler_epoch is not None:
-            self._write_epoch(position.sampler_epoch)
-        if position.epoch and not position.makes_workers and self._keeps_workers():
+        self._misses_workers = not position.makes_workers and self._keeps_workers()
+        if position.epoch and self._misses_workers:
             self._warn(
                 "the loader has persistent workers, whose random states nothing outside of them can read: "
                 "the order of the samples is the uninterrupted run's, what is drawn inside the workers is "
                 "not; draw it from a generator seeded by epoch and index, or leave persistent_workers off"
             )
+        if position.batches:
+            self._back_to = (position, now, reads)
+            return
+        if self._write_epoch is not None and position.sampler_epoch is not None:
+            self._write_epoch(position.sampler_epoch)
         load_dataset_states([self._stock], position.dataset_states)
 
     def in_this_job(
@@ -172,6 +176,9 @@ class FollowedLoader:
     def _iterate(self) -> Iterator[Any]:
         """The loop asks for an iterator."""
         back_to, self._back_to = self._back_to, None
+        if self._misses_workers:
+            self._misses_workers = False
+            self._start_workers()
         if back_to is not None:
             return self._return_to(*back_to)
         has_workers = self._has_workers()
@@ -221,7 +228,7 @@ class FollowedLoader:
             notes = self._begin_only(position, now, make)
             how = "by the data set's own state"
         elif unread:
-            if inspect.isgeneratorfunction(self._own_class.__iter__):
+            if self._is_lazy:
                 notes = self._pass_over(position, now, make, ahead)
             else:
                 notes = replay(position, now, make, generators=self.generators(), unread=unread)
@@ -274,9 +281,13 @@ class FollowedLoader:
         return ()
 
     def _is_asked(self, *, is_first: bool) -> None:
-        self._asked = RngState.capture(self.generators())
+        if not (is_first or self._reads_ahead):
+            return
+        now = RngState.capture(self.generators())
         if is_first and self._inside is not None:
-            self._inside = replace(self._inside, first_batch=self._asked)
+            self._inside = replace(self._inside, first_batch=now)
+        if self._reads_ahead:
+            self._asked = now
 
     def _is_taken(self) -> None:
         self._taken += 1
@@ -289,11 +300,30 @@ class FollowedLoader:
         for note in dict.fromkeys(notes):
             self._warn(f"the resumed run may differ from an uninterrupted one: {note}")
 
+    @property
+    def _is_lazy(self) -> bool:
+        """Whether the loader does nothing at all before it is asked for a batch."""
+        return inspect.isgeneratorfunction(self._own_class.__iter__)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether this process may read a batch before the loop wants it; what workers draw is their own."""
+        is_stock = getattr(self._own_class, "__iter__", None) is DataLoader.__iter__
+        return not is_stock and not getattr(self._stock, "num_workers", 0)
+
+    def _start_workers(self) -> None:
+        """The iterator that the run had at this place found its workers there, and drew no seed for them."""
+        if self._has_workers():
+            return
+        here = RngState.capture(self.generators())
+        DataLoader.__iter__(self._stock)
+        here.restore(self.generators())
+
     def _has_workers(self) -> bool:
         return getattr(self._stock, "_iterator", None) is not None
 
     def _keeps_workers(self) -> bool:
-        return bool(getattr(self._stock, "persistent_workers", False))
+        return isinstance(self._stock, DataLoader) and self._stock.persistent_workers
 
 
 class _Batches:
