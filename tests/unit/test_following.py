@@ -313,6 +313,39 @@ def test_a_resumed_run_can_be_resumed() -> None:
             assert resumed_run(make, again) == wanted.after, (kind, first, second)
 
 
+@pytest.mark.parametrize("asks", (False, True), ids=("before its iterator", "before its first batch"))
+def test_a_resumed_run_that_has_trained_nothing_stands_where_it_was_put(asks: bool) -> None:
+    make = LOADERS["reads ahead, noise while reading"]
+    saved = whole_run(make, closes_epoch=True)[2]
+    loader = make()
+    followed = follow(loader)
+    followed.resume_from(saved.position, saved.rng)
+    if asks:
+        iter(loader)
+    assert followed.taken == 3
+    assert resumed_run(make, Saved(position=followed.position(), rng=saved.rng, after=[])) == saved.after
+
+
+def test_a_generator_that_a_loader_makes_with_its_first_batch_is_put_back() -> None:
+    class Late(Stream):
+        def __init__(self) -> None:
+            self.shuffling: torch.Generator | None = None
+
+        def __iter__(self) -> Iterator[int]:
+            for index in range(SIZE):
+                self.shuffling = self.shuffling or torch.Generator().manual_seed(8)
+                yield index + 100 * int(torch.randint(100, (), generator=self.shuffling))
+
+    def make() -> Any:
+        return stock(Late())
+
+    saved = whole_run(make, closes_epoch=True)[1]
+    loader = make()
+    followed = follow(loader)
+    followed.resume_from(saved.position, saved.rng)
+    assert [step(batch) for epoch in range(EPOCHS) for batch in loader] == saved.after
+
+
 # ------------------------------------------------------------------------------------------ by the sampler
 
 

@@ -92,6 +92,8 @@ class FollowedLoader:
     @property
     def taken(self) -> int:
         """Batches taken in the epoch that is under way; 0 between epochs."""
+        if self._back_to is not None:
+            return self._back_to[0].batches
         return 0 if self._inside is None else self._taken
 
     def generators(self) -> Mapping[str, Generator]:
@@ -105,6 +107,8 @@ class FollowedLoader:
             closes_epoch: with all batches taken the epoch is over, where the loop will not ask again for a
                 next batch when the run is resumed. Otherwise the resumed loop asks, and is given none.
         """
+        if self._back_to is not None:  # nobody has asked for an iterator yet
+            return self._back_to[0]
         inside = self._inside
         is_full = inside is not None and self.length is not None and self._taken >= self.length
         if inside is None or (is_full and closes_epoch):
