@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,8 +123,10 @@ class Asked:
 
 def train(name: str, plan: RunPlan, folder: Path) -> RunResult:
     """Train on this rank."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
+    # What is written for a while is looked at, too.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     return front_end_of(name).train(plan)
 
 

@@ -1,4 +1,4 @@
-"""The matrix of exact resume: a way to train, a loader, an interruption; and few cells that have all pairs."""
+"""The matrix of exact resume: a way to train, a loader, an interruption; few cells that have all pairs."""
 
 from __future__ import annotations
 

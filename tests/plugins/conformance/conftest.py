@@ -32,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(name): which of `promises.PROMISES` the test holds")
+
+
 def _asked_of(config: pytest.Config) -> list[str]:
     return config.getoption("--front-end", default=None) or importable()
 
@@ -80,7 +84,7 @@ def front_end(asked_name: str) -> FrontEnd:
 
 @pytest.fixture
 def record(asked_name: str, record_property: Callable[[str, Any], None]) -> recording.Record:
-    """Keeps what came of a test: of which kind it is, its name, and the word for it. The last word counts."""
+    """Keeps what a test comes to if it passes: of which kind it is, its name, and the word for it."""
 
     def keep(kind: str, name: str, word: str) -> None:
         record_property(recording.PROPERTY, [asked_name, kind, name, word])
@@ -98,7 +102,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Hear of every test, in whichever process it ran."""
     if report.when == "call":
         told = [value for name, value in report.user_properties if name == recording.PROPERTY]
-        _FOUND.extend(tuple(value) for value in told)  # type: ignore[misc]
+        for name, kind, which, word in told:
+            _FOUND.append((name, kind, which, word if report.passed else recording.FAILS))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

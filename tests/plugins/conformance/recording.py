@@ -11,12 +11,15 @@ from typing import Any, Final
 from asking import front_end_of
 from cells import axes, product
 
-__all__ = ["PROPERTY", "RESULTS", "Record", "keep", "load"]
+__all__ = ["FAILS", "PROPERTY", "RESULTS", "Record", "keep", "load"]
 
 RESULTS: Final = Path(__file__).parent / "results"
 
 PROPERTY: Final = "conformance"
 """Under which a test's report carries it."""
+
+FAILS: Final = "**fails**"
+"""What stands for a test that does not pass."""
 
 Record = Callable[[str, str, str], None]
 

@@ -8,18 +8,16 @@ equal as floats.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import cells
 import pytest
 from asking import Asked, Ended
 from cells import Cell
+from recording import Record
 from runs import BATCHES, EPOCHS, INTERRUPTIONS, FrontEnd, RunPlan
 
 BATCHES_OF_ALL = EPOCHS * BATCHES
-
-Record = Callable[[str, str, str], None]
 
 
 def interrupt(cell: Cell, asked: Asked, plan: RunPlan, folder: Path) -> None:
@@ -40,8 +38,9 @@ def interrupt(cell: Cell, asked: Asked, plan: RunPlan, folder: Path) -> None:
         assert all(one.result is None for one in ended), ended
 
 
-def check(cell: Cell, asked: Asked, folder: Path) -> str:
-    """Run a cell; the word for what it came to."""
+def check(cell: Cell, asked: Asked, folder: Path, record: Record) -> None:
+    """Run a cell."""
+    record("cells", " / ".join(cell), cells.rule_of(asked.front_end, cell) or "equal")
     root = folder / "run"
     plan = RunPlan(root=root, way=cell.way, loader=cell.loader, interruption=cell.interruption)
     interrupt(cell, asked, plan, folder / "work")
@@ -60,18 +59,15 @@ def check(cell: Cell, asked: Asked, folder: Path) -> str:
         if rule is None:
             assert one.losses == whole.losses[-left:], rank
             assert one.weights == whole.weights, rank
-    return "equal" if rule is None else rule
 
 
 def test_every_pair_resumes_exactly(asked: Asked, pair: Cell, record: Record, tmp_path: Path) -> None:
-    record("cells", " / ".join(pair), "**differs**")
-    record("cells", " / ".join(pair), check(pair, asked, tmp_path))
+    check(pair, asked, tmp_path, record)
 
 
 @pytest.mark.matrix
 def test_every_cell_resumes_exactly(asked: Asked, cell: Cell, record: Record, tmp_path: Path) -> None:
-    record("cells", " / ".join(cell), "**differs**")
-    record("cells", " / ".join(cell), check(cell, asked, tmp_path))
+    check(cell, asked, tmp_path, record)
 
 
 def test_the_pairs_are_all_there(front_end: FrontEnd) -> None:
