@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from strongroom_bench.__main__ import main
-from strongroom_bench.families import FAMILIES
+from strongroom_bench.families import FAMILIES, NEEDS
 from strongroom_bench.figure import Figure, beside, percentile
 from strongroom_bench.keys import key_calls
 from strongroom_bench.measure import Contestant, interleave
@@ -71,6 +72,18 @@ FIGURES = {
         "Lightning: p95 of a step without a save / with ModelCheckpoint + AsyncCheckpointIO",
         "Lightning: a step with nothing due / without a callback",
     ],
+    **{
+        family: [
+            f"{framework}: stall of a save / {native}'s",
+            f"{framework}: stall of a sealed save / {native}'s",
+            f"{framework}: a step with nothing due / without Strongroom",
+        ]
+        for family, framework, native in (
+            ("accelerate", "Accelerate", "save_state"),
+            ("transformers", "Trainer", "Trainer"),
+            ("composer", "Composer", "CheckpointSaver"),
+        )
+    },
     "starting": ["process start to verified resume / import torch plus raw read"],
     "parts": ["shard bytes read for 1 % of the rows of a 16 MiB tensor, not sealed"],
     "memory": ["peak host memory added by a save"],
@@ -111,8 +124,8 @@ FIGURES = {
 
 @pytest.mark.parametrize("family", FIGURES)
 def test_every_figure_is_reported(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if family == "lightning":
-        pytest.importorskip("lightning", reason="the Lightning front end's own tests run this family")
+    if family in NEEDS:
+        pytest.importorskip(NEEDS[family], reason=f"{family} is not installed; its own tests run this family")
     # The one that starts at once.
     monkeypatch.setenv("STRONGROOM_BENCH_S3", "ministack")
     figures = FAMILIES[family](TINY, tmp_path)
@@ -128,6 +141,18 @@ def test_every_figure_is_reported(family: str, tmp_path: Path, monkeypatch: pyte
 
 def test_every_family_has_its_figures_listed_here() -> None:
     assert list(FIGURES) == list(FAMILIES)
+
+
+def test_what_is_not_installed_is_left_out_and_refused_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[main.__module__], "FAMILIES", {"parts": lambda *_: [], "absent": None})
+    monkeypatch.setattr(sys.modules[main.__module__], "NEEDS", {"absent": "no_such_package"})
+    assert main(["--folder", str(tmp_path)]) == 0
+    assert "left out: absent" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path), "--only", "absent"])
+    assert "needs the package no_such_package" in capsys.readouterr().err
 
 
 def test_the_command_writes_one_object_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

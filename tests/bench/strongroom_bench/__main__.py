@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ import torch
 from rich.console import Console
 
 from strongroom.config import POLICY_VARIABLE
-from strongroom_bench.families import FAMILIES
+from strongroom_bench.families import FAMILIES, NEEDS
 from strongroom_bench.figure import Figure
 from strongroom_bench.report import as_json, as_table
 from strongroom_bench.scale import FULL, QUICK
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         # Before the minutes that it takes, and not after them.
         if folder is not None and not folder.is_dir():
             parser.error(f"{folder} is not a folder; create it first")
+    for name in given.only or ():
+        if not _can_be_measured(name):
+            parser.error(f"--only {name}: needs the package {NEEDS[name]}, which is not installed here")
     # A policy that holds for everything here would seal what plain saves are measured by.
     os.environ.pop(POLICY_VARIABLE, None)
     scale = QUICK if given.quick else FULL
@@ -59,12 +63,19 @@ def main(arguments: Sequence[str]) -> int:
     # Not the system's temporary folder by default: that is often in memory.
     with tempfile.TemporaryDirectory(prefix="strongroom-bench-", dir=given.folder or Path.cwd()) as folder:
         for name in given.only or FAMILIES:
+            if not _can_be_measured(name):
+                progress.print(f"left out: {name}, which is not installed here", style="dim")
+                continue
             progress.print(f"measuring: {name}", style="dim")
             figures += FAMILIES[name](scale, Path(folder))
     if given.json is not None:
         given.json.write_text(as_json(figures), encoding="utf-8")
     console.print(as_table(figures, f"Strongroom, {scale.name} run. {_machine()}"))
     return 0 if all(figure.holds is not False for figure in figures) else 1
+
+
+def _can_be_measured(family: str) -> bool:
+    return family not in NEEDS or importlib.util.find_spec(NEEDS[family]) is not None
 
 
 def _machine() -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from strongroom_bench import (
+    accelerated,
     audit,
+    composed,
     costs,
     fits,
     indexes,
@@ -22,12 +24,13 @@ from strongroom_bench import (
     signing,
     small,
     starting,
+    trainers,
     training,
 )
 from strongroom_bench.figure import Figure
 from strongroom_bench.scale import Scale
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "NEEDS", "Family"]
 
 Family = Callable[[Scale, Path], list[Figure]]
 """Measures in a folder of its own, on the disk that is measured."""
@@ -42,6 +45,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "small": small.measure,
     "training": training.measure,
     "lightning": fits.measure,
+    "accelerate": accelerated.measure,
+    "transformers": trainers.measure,
+    "composer": composed.measure,
     "starting": starting.measure,
     "parts": parts.measure,
     "memory": memory.measure,
@@ -50,3 +56,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "s3": objects.measure,
     "audit": audit.measure,
 }
+
+NEEDS: Final[Mapping[str, str]] = {
+    name: name for name in ("lightning", "accelerate", "transformers", "composer")
+}
+"""The package without which a family cannot be measured. Not all of them go into one environment."""

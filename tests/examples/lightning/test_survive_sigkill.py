@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "survive_sigkill"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "survive_sigkill"
 WEIGHTS = "a" * 64, "a" * 64
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "stores"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "stores"))
 
 from s3_servers import start_ministack
 
@@ -18,7 +18,7 @@ from strongroom import Checkpointer
 from strongroom_security.recipients.file import create_key_file
 from strongroom_security.signers.generating import generate_key
 
-HERE = Path(__file__).parents[2] / "examples" / "lightning" / "sealed_s3"
+HERE = Path(__file__).parents[3] / "examples" / "lightning" / "sealed_s3"
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:")
