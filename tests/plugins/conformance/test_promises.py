@@ -51,7 +51,7 @@ def _on_record(request: pytest.FixtureRequest, record: Record) -> None:
     record("promises", which, "kept")
 
 
-# ------------------------------------------------------------------------------ runs that several tests look at
+# ---------------------------------------------------------------------------- runs that several tests look at
 
 
 @pytest.fixture(scope="module")
