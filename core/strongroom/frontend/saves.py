@@ -185,6 +185,21 @@ class RunSaves:
         Raises:
             SaveError, ReplicationError: without an error: the last save failed, or does not stand everywhere.
         """
+        self._leave(error, self.checkpointer.close)
+
+    def pause(self, error: BaseException | None = None) -> None:
+        """As `end`, for a run that may train on in this process: the Checkpointer stays open, and stays the
+        launch that it is.
+
+        Args:
+            error: as `end` has it.
+
+        Raises:
+            SaveError: without an error: the last save failed.
+        """
+        self._leave(error, self.checkpointer.wait)
+
+    def _leave(self, error: BaseException | None, drain: Callable[[float | None], None]) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -192,7 +207,7 @@ class RunSaves:
         try:
             self._preemption.leave(None if is_stop else error)
             # A run that was told to stop has committed; what is left are copies, and they are worth the wait.
-            self.checkpointer.close(timeout_s=None if error is None or is_stop else _DRAIN_S)
+            drain(None if error is None or is_stop else _DRAIN_S)
         except StrongroomError as failure:
             if error is None:
                 raise

@@ -41,6 +41,8 @@ class FollowedLoader:
         generators: the generators that it draws from, by name; None: those that are found on it.
         read_epoch: the number that its samplers go by in the epoch that begins next; None: nobody knows.
         write_epoch: sets that number; None: the loop does so by itself.
+        limit: how many batches of an epoch the loop takes at most, where it counts them from the beginning
+            of each iterator and not of the epoch; None: all.
         info: is told how the loader was brought back, in a sentence.
         warn: is told what may be otherwise than in the run that was never interrupted.
 
@@ -57,6 +59,7 @@ class FollowedLoader:
         generators: Callable[[], Mapping[str, Generator]] | None = None,
         read_epoch: Callable[[], int] | None = None,
         write_epoch: Callable[[int], None] | None = None,
+        limit: Callable[[], int | None] = lambda: None,
         info: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -66,6 +69,7 @@ class FollowedLoader:
         self._generators = generators
         self._read_epoch = read_epoch
         self._write_epoch = write_epoch
+        self._limit = limit
         self._info = info
         self._warn = warn
         self._epochs = 0
@@ -120,6 +124,11 @@ class FollowedLoader:
                 dataset_states=dataset_states([self._stock]),
             )
         return replace(inside.after(self._taken), last_batch=self._asked)
+
+    def break_off(self) -> None:
+        """The loop asks the iterator of the epoch that is under way for no more: the next one begins."""
+        if self._inside is not None:
+            self._is_over()
 
     # ------------------------------------------------------------------------------------ for whoever resumes
 
@@ -293,6 +302,10 @@ class FollowedLoader:
         if self._reads_ahead:
             self._asked = now
 
+    def _has_enough(self) -> bool:
+        limit = self._limit()
+        return limit is not None and self._taken >= limit
+
     def _is_taken(self) -> None:
         self._taken += 1
 
@@ -353,6 +366,10 @@ class _Batches:
 
     def __next__(self) -> Any:
         counts = self._owner._inside is self._of
+        if counts and self._owner._has_enough():
+            self._owner._is_over()
+            self._ahead, self._inner = [], iter(())
+            raise StopIteration
         if counts:
             self._owner._is_asked(is_first=self._is_first)
             self._of = self._owner._inside
