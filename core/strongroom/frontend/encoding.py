@@ -26,7 +26,7 @@ class Encoding:
     Args:
         policy: ``"warn"`` stores what can be stored and names the rest once; ``"refuse"`` is an error.
         voice: the front end's.
-        advice: a sentence on what to do in this framework; ``{remedies}`` in it is where remedies go.
+        advice: a sentence on what to do in this framework.
     """
 
     def __init__(self, policy: Unencodable, voice: Voice, *, advice: str = "") -> None:
