@@ -132,6 +132,11 @@ class FollowedLoader:
 
     # ------------------------------------------------------------------------------------ for whoever resumes
 
+    @property
+    def goes_back_to(self) -> DataPosition | None:
+        """Where the next iterator will stand; None: at its beginning."""
+        return None if self._back_to is None else self._back_to[0]
+
     def resume_from(self, position: DataPosition, now: RngState, *, reads: bool = True) -> None:
         """Let the next iterator that is asked for be the one at ``position``.
 
