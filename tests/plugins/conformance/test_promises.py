@@ -151,9 +151,10 @@ def test_saving_changes_nothing_of_the_run(
 @pytest.mark.promise("intervals")
 def test_what_the_interval_says_is_saved(asked: Asked, tmp_path: Path) -> None:
     plan = {"root": tmp_path / "run", "every_n_steps": 2, "accumulate": 2, "validates": False}
-    job = asked.start(RunPlan(**plan, interruption="SIGKILL in mid-epoch"), tmp_path / "work")
-    assert job.outcomes()[0].exit_code == -signal.SIGKILL
+    (ended,) = asked.end(RunPlan(**plan, interruption=FAILS), tmp_path / "work")
+    assert ended.error is not None
     before = steps_of(tmp_path / "run")
+    # A framework may take its accumulated batches for one, and count it once.
     assert before in ([2], [2, 4])
     goes_on_exactly(asked, RunPlan(**plan, draw_from=99), tmp_path, done=2 * before[-1])
     assert steps_of(tmp_path / "run") == [2, 4, 6]
@@ -218,8 +219,9 @@ def test_one_file_seals_signs_and_audits(sealed: Path, capsys: pytest.CaptureFix
     assert all(row["certified"] for row in rows)
     saved = [row["step"] for row in rows if row["action"] == "save"]
     assert sorted(saved) == list(range(1, BATCHES_OF_ALL + 1))
-    (restored,) = [row["step"] for row in rows if row["action"] == "restore"]
-    assert restored == max(step for step, launch in map(_place_of, checkpoints) if launch == 1)
+    # The first start asked too, and found nothing.
+    restored = [row["step"] for row in rows if row["action"] == "restore" and row["step"] is not None]
+    assert restored == [max(step for step, launch in map(_place_of, checkpoints) if launch == 1)]
 
 
 @pytest.mark.promise("no plaintext")
