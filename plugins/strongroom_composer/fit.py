@@ -103,11 +103,13 @@ class Fit:
         )
         self._loader: FollowedLoader | None = None
         self._undo: list[Callable[[], None]] = []
+        self._put_handlers_back: Callable[[], None] = lambda: None
 
     # -------------------------------------------------------------------------------------- Composer's events
 
     def begin(self) -> None:
         """``fit`` has begun; its loaders, schedulers and evaluators are known."""
+        self._put_handlers_back = seam.set_handlers_aside(self._preemption.owned)
         self._preemption.begin()
         self._undo.append(seam.begin_at_training(self._state, self._training_begins))
         if self._resumption is not None:
@@ -137,10 +139,13 @@ class Fit:
         loader, self._loader = self._loader, None
         if loader is not None:
             loader.release()
-        if isinstance(error, Preempted):
-            self.saves.end(error)
-        else:
-            self.saves.pause(error)
+        try:
+            if isinstance(error, Preempted):
+                self.saves.end(error)
+            else:
+                self.saves.pause(error)
+        finally:
+            self._put_handlers_back()
 
     # ----------------------------------------------------------------------------------------------- to go on
 
@@ -152,7 +157,7 @@ class Fit:
             dataset.load_state_dict(saved)
         elif saved is not None or seam.keeps_own_place(dataset):
             VOICE.warn(
-                "the training data keep their own place (state_dict(num_samples, from_beginning)) either now or "
+                "the training data keep their own place (state_dict(num_samples, from_beginning)) now or "
                 "when the checkpoint was saved, and not both: the epoch is read again from its beginning"
             )
 

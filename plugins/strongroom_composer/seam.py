@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
 
 import torch
 from composer import Trainer
-from composer.core import Event, State, Timestamp
+from composer.core import Event, State, Timestamp, engine
 from composer.utils import checkpoint, dist, file_helpers, misc
 from torch.utils.data import DataLoader
 
@@ -41,6 +43,7 @@ __all__ = [
     "keeps_own_place",
     "limit_of",
     "pass_over_nothing",
+    "set_handlers_aside",
     "timestamp_from",
     "trainer_of",
 ]
@@ -87,6 +90,7 @@ _NEEDED: Final[tuple[tuple[Any, str, tuple[str, ...]], ...]] = (
     ),
     (Timestamp, "Timestamp", ("copy", "load_state_dict", "state_dict")),
     (Event, "Event", ("BATCH_CHECKPOINT", "EPOCH_CHECKPOINT", "ITERATION_CHECKPOINT")),
+    (engine, "core.engine", ("sigterm_handler",)),
     (checkpoint, "utils.checkpoint", ("_save_checkpoint",)),
     (file_helpers, "utils.file_helpers", ("format_name_with_dist",)),
     (misc, "utils.misc", ("create_interval_scheduler",)),
@@ -196,6 +200,28 @@ def job_shape(state: Any) -> JobShape:
         replicas=max(world_size // shared_by, 1),
         batch_size=batch_size if isinstance(batch_size, int) else None,
     )
+
+
+def set_handlers_aside(signals: Sequence[signal.Signals]) -> Callable[[], None]:
+    """Take Composer's own handlers away, which end the process in the middle of whatever it does.
+
+    Returns:
+        what puts them back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    theirs = [number for number in signals if signal.getsignal(number) is engine.sigterm_handler]
+    for number in theirs:
+        # A second Ctrl-C is not waited with; nor is anything else, by who has not put handlers of ours there.
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+
+    def undo() -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in theirs:
+                signal.signal(number, engine.sigterm_handler)
+
+    return undo
 
 
 def timestamp_from(saved: Mapping[str, Any]) -> Any:

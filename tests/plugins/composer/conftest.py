@@ -14,7 +14,8 @@ import torch
 # Ranks are other processes: what they run must be importable there by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training import COMPOSERS_OWN_WARNINGS, Outcome, train
+from composer_ranks import COMPOSERS_OWN_WARNINGS, ComposerLauncher
+from composer_runs import Outcome, train
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
@@ -59,3 +60,10 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
     """What our front end says, from its information on."""
     with caplog.at_level(logging.INFO, logger="composer.strongroom"):
         yield caplog
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[ComposerLauncher]:
+    """Starts jobs of several ranks under Composer, each rank a real process."""
+    with ComposerLauncher() as launcher:
+        yield launcher

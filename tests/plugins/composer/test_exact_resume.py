@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import Drawing, Noise
+from composer_runs import Drawing, Noise
 
 EVERYTHING: dict[str, Any] = {
     "validate": True,

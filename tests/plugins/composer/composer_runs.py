@@ -18,17 +18,6 @@ from strongroom_composer import StrongroomCheckpoint
 
 BATCHES, EPOCHS = 6, 2
 
-COMPOSERS_OWN_WARNINGS = (
-    "ignore:`torch.cuda.amp.GradScaler",
-    "ignore:torch.cuda.amp.GradScaler is enabled",
-    "ignore:.*GradScaler:",
-    "ignore:DeterministicAlgorithms:",
-    "ignore:.*lr_scheduler.step.*:UserWarning",
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-    "ignore:.*pkg_resources:",
-)
-"""What Composer and its libraries say of small runs; every other warning is an error."""
-
 
 class BrokenOffError(Exception):
     """What ends a run in the middle, in place of a kill."""
