@@ -25,7 +25,8 @@ COMPOSERS_OWN_WARNINGS = (
     "ignore:.*GradScaler:",
     "ignore:.*lr_scheduler.step.*:UserWarning",
     "ignore:.*multi-threaded, use of fork:DeprecationWarning",
-    "ignore:.*pkg_resources:",
+    "ignore:FSDP2 Config.APIs are experimental:UserWarning",
+    "ignore:DTensor random operators may not have complete support:UserWarning",
 )
 """What Composer and its libraries say of small runs; every other warning is an error."""
 

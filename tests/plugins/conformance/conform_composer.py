@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -179,11 +178,6 @@ class Told(LoggerDestination):  # type: ignore[misc]
         self.names.update(metrics)
 
 
-def prepare() -> None:
-    composer_ranks.as_composer_rank()
-    warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
-
-
 def train(plan: RunPlan) -> RunResult:
     torch.manual_seed(7)
     net = Net()
@@ -247,7 +241,7 @@ FRONT_END = FrontEnd(
     name="Composer",
     package="composer",
     preloaded=composer_ranks.PRELOADED,
-    prepare=prepare,
+    prepare=composer_ranks.as_composer_rank,
     ways=_WAYS,
     train=train,
     loaders=tuple(_LOADERS),
