@@ -22,14 +22,15 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from strongroom import PerRank
+from strongroom import Checkpointer, PerRank
 from strongroom.errors import StateEncodingError, StateMismatchError
+from strongroom.restore import Restored
 from strongroom.resume import DataPosition, JobShape, RngState, described
 from strongroom.resume.dividing import Confer, mark_differing
 from strongroom.tree import capture
 from strongroom_lightning import seam
 from strongroom_lightning.namespace import Namespace
-from strongroom_lightning.strategies import as_they_are, data_replicas
+from strongroom_lightning.strategies import as_they_are, data_replicas, restores_in_place
 
 __all__ = [
     "check_fits",
@@ -39,6 +40,8 @@ __all__ = [
     "in_lightnings_form",
     "job_shape",
     "not_ours",
+    "parts",
+    "restore",
     "restored_parts",
     "scalars",
     "template",
@@ -91,6 +94,19 @@ def gather(
         return encoded(checkpoint)
 
     lightning = rest() if trainer.world_size == 1 else mark_differing("lightning", rest, confer)
+    return parts(trainer, model_state, lightning, weights_only=weights_only), loader_states
+
+
+def parts(
+    trainer: Any, model_state: Mapping[str, Any], lightning: Any, *, weights_only: bool
+) -> dict[str, Any]:
+    """The state to save of what Lightning has put together; what else a resume needs stands at None.
+
+    Args:
+        model_state: what it holds of the model, after all hooks.
+        lightning: the rest, without the optimizers, as it is to be stored.
+        weights_only: leave out what training would go on with.
+    """
     module = trainer.lightning_module
     # A hook that put other weights there (averaged ones, fewer of them) meant these to be saved.
     model = module if _is_same(model_state, module.state_dict()) else model_state
@@ -99,7 +115,7 @@ def gather(
         state |= dict.fromkeys(_OF_A_RESUME)
         state["optimizers"] = list(trainer.optimizers)
         state["job"] = PerRank(job_shape(trainer).to_state())
-    return state, loader_states
+    return state
 
 
 def check_storable(trainer: Any, namespace: Namespace, *, weights_only: bool) -> None:
@@ -134,6 +150,25 @@ def template(trainer: Any, *, resumes: bool) -> dict[str, Any]:
         state |= dict.fromkeys(_OF_A_RESUME)
         state["optimizers"] = list(trainer.optimizers)
     return state
+
+
+def restore(
+    trainer: Any, checkpointer: Checkpointer, step: int | None = None, *, resumes: bool, accept_older: bool
+) -> Restored | None:
+    """Restore on every rank: into model and optimizers where they are sharded already, else whole.
+
+    A rank that there was not when it was saved is given what rank 0 had.
+    """
+    if not restores_in_place(trainer.strategy):
+        return checkpointer.restore(step=step, accept_older=accept_older, stand_in=0)
+    return checkpointer.restore(
+        template(trainer, resumes=resumes),
+        step=step,
+        strict=trainer.lightning_module.strict_loading,
+        only=None if resumes else _PARTS,
+        accept_older=accept_older,
+        stand_in=0,
+    )
 
 
 def job_shape(trainer: Any) -> JobShape:

@@ -25,6 +25,7 @@ from strongroom.resume import RngState
 from strongroom_lightning import contents, seam
 from strongroom_lightning.encoding import Encoding, in_programs_values
 from strongroom_lightning.namespace import Namespace
+from strongroom_lightning.strategies import keep_as_they_are
 
 __all__ = ["guard"]
 
@@ -88,6 +89,9 @@ def guard(
         sealing = _Sealing(trainer, namespace, options)
         replace_for_good(strategy, "load_checkpoint", sealing.loads)
         replace_for_good(strategy, "save_checkpoint", sealing.saves if policy == "seal" else _refuses)
+        if policy == "seal":
+            # What a sharded model's ranks would gather in memory, each of them has to seal by itself.
+            keep_as_they_are(trainer, replace_for_good)
     setattr(vars(strategy)["save_checkpoint"], _MARK, found)
 
 
@@ -121,16 +125,10 @@ class _Sealing:
 
     def saves(self, original: Callable[..., None]) -> Callable[..., None]:
         def save_checkpoint(checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
-            place = os.fspath(filepath)
             step = int(checkpoint.get("global_step", self._trainer.global_step))
-            rest = dict(checkpoint)
-            state: dict[str, Any] = {"model": rest.pop("state_dict")}
-            if "optimizer_states" in rest:
-                state["optimizers"] = list(rest.pop("optimizer_states"))
-                # It may come from the middle of a step: where its data stand is as Lightning's file has it.
-                state["position"], state["rng"] = None, PerRank(RngState.capture().to_state())
-            rest = self._encoding.storable(rest)
-            state["lightning"] = rest if self._trainer.world_size == 1 else PerRank(rest)
+            state = self._state(checkpoint)
+            # Names may have a time in them, which is each rank's own.
+            place = self._trainer.strategy.broadcast(os.fspath(filepath))
             if "://" in place:
                 self._save(place, step, state)
             else:
@@ -143,8 +141,9 @@ class _Sealing:
             place = os.fspath(checkpoint_path)
             if not (Path(place) / "run.json").is_file():
                 return original(checkpoint_path, *args, **kwargs)
+            resumes = bool(self._trainer.strategy.optimizers)
             with Checkpointer(place, **self._options) as checkpointer:
-                restored = checkpointer.restore()
+                restored = contents.restore(self._trainer, checkpointer, resumes=resumes, accept_older=False)
             if restored is None:
                 raise CheckpointNotFoundError(f"{place} holds no checkpoint; name another one")
             if not {"model", "lightning"} <= set(restored.state):
@@ -154,6 +153,19 @@ class _Sealing:
             )
 
         return load_checkpoint
+
+    def _state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """What Lightning has put together, as a checkpoint of ours holds it."""
+        rest = dict(checkpoint)
+        model_state = rest.pop("state_dict")
+        weights_only = rest.pop("optimizer_states", None) is None
+        rest = self._encoding.storable(rest)
+        lightning = rest if self._trainer.world_size == 1 else PerRank(rest)
+        state = contents.parts(self._trainer, model_state, lightning, weights_only=weights_only)
+        if not weights_only:
+            # It may come from the middle of a step: where its data stand is as Lightning's file has it.
+            state["rng"] = PerRank(RngState.capture().to_state())
+        return state
 
     def _save(self, root: str, step: int, state: Mapping[str, Any]) -> None:
         with Checkpointer(root, **self._options) as checkpointer:

@@ -23,7 +23,6 @@ from strongroom_lightning.encoding import in_programs_values
 from strongroom_lightning.fit import Fit
 from strongroom_lightning.namespace import Namespace
 from strongroom_lightning.ranking import Ranking, best_of
-from strongroom_lightning.strategies import restores_in_place
 from strongroom_lightning.uri import CheckpointUri
 
 __all__ = ["Resuming"]
@@ -118,21 +117,12 @@ class Resuming:
         return str(CheckpointUri(root=self._root, step=restored.step))
 
     def _read(self, checkpointer: Checkpointer, step: int | None = None) -> Any:
-        """Restore on every rank: into model and optimizers where they are sharded already, else whole.
-
-        A rank that there was not when it was saved is given what rank 0 had.
-        """
-        trainer, resumes = self._trainer, self._fit is not None
-        accept_older = self._arguments.accept_older
-        if not restores_in_place(trainer.strategy):
-            return checkpointer.restore(step=step, accept_older=accept_older, stand_in=0)
-        return checkpointer.restore(
-            contents.template(trainer, resumes=resumes),
-            step=step,
-            strict=trainer.lightning_module.strict_loading,
-            only=None if resumes else ("model", "lightning"),
-            accept_older=accept_older,
-            stand_in=0,
+        return contents.restore(
+            self._trainer,
+            checkpointer,
+            step,
+            resumes=self._fit is not None,
+            accept_older=self._arguments.accept_older,
         )
 
     def _stay_on_line(self, fit: Fit, step: int) -> None:

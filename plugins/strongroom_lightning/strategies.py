@@ -15,7 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from strongroom.errors import ConfigError
-from strongroom.frontend.replacing import Replacements
+from strongroom.frontend.replacing import Replace, Replacements
 from strongroom_lightning.namespace import Namespace
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "check_optimizers",
     "check_strategy",
     "data_replicas",
+    "keep_as_they_are",
     "restores_in_place",
     "whole_weights",
 ]
@@ -128,18 +129,29 @@ def as_they_are(trainer: Any) -> Iterator[None]:
     Its own way is to copy every shard to the CPU, or to gather all of them on rank 0, and to step an
     optimizer that has no state yet. Hooks see the same keys, with the shards where they are.
     """
-    strategy = trainer.strategy
-    if not restores_in_place(strategy):
-        yield
-        return
-    module = trainer.lightning_module
     replacements = Replacements()
-    replacements.replace(strategy, "lightning_module_state_dict", lambda _: module.state_dict)
-    replacements.replace(strategy, "optimizer_state", lambda _: lambda optimizer: _by_name(optimizer, module))
+    keep_as_they_are(trainer, replacements.replace)
     try:
         yield
     finally:
         replacements.undo()
+
+
+def keep_as_they_are(trainer: Any, replace: Replace) -> None:
+    """As `as_they_are`, as long as what is replaced stays so."""
+    strategy = trainer.strategy
+    if not restores_in_place(strategy):
+        return
+
+    # Looked up when asked: the next fit may have another module.
+    def weights() -> Any:
+        return trainer.lightning_module.state_dict()
+
+    def optimizer_state(optimizer: Any) -> dict[str, Any]:
+        return _by_name(optimizer, trainer.lightning_module)
+
+    replace(strategy, "lightning_module_state_dict", lambda _: weights)
+    replace(strategy, "optimizer_state", lambda _: optimizer_state)
 
 
 def whole_weights(trainer: Any) -> dict[str, Any]:

@@ -149,6 +149,7 @@ def train(
     validate: bool = False,
     checkpoint: dict[str, Any] | None = None,
     callbacks: Sequence[Callable[[], Callback]] = (),
+    ckpt_path: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train a fresh module on every rank; 2 epochs of ``batches`` unless told otherwise.
@@ -190,7 +191,7 @@ def train(
     validation = DataLoader(Numbers(4 * ranks), batch_size=4) if validate else None
     stopped = False
     try:
-        trainer.fit(net, data, validation)
+        trainer.fit(net, data, validation, ckpt_path=ckpt_path)
     except StoppedError:
         stopped = True
     return {
