@@ -139,8 +139,8 @@ class Place:
             own = rng.of_part(_prefix(number))
             moved = loader.in_this_job(position, self.job, job, multiple_of=multiple_of)
             loader.resume_from(moved, own, reads=reads)
-            if not moved.batches:
-                notes += own.restore(loader.generators())
+            # Also where it begins inside an epoch: it may be saved again before anybody asks for an iterator.
+            notes += own.restore(loader.generators())
         return (*notes, *rng.of_part("/").restore())
 
 

@@ -11,7 +11,9 @@ asks what it is, sees no other. It works with any loop over any loader: nothing 
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -30,6 +32,9 @@ __all__ = ["FollowedLoader"]
 
 _SEAT: Final = "_strongroom_followed"
 
+_GIVEN: Final = itertools.count(1)
+"""Batches, of all loaders."""
+
 
 class FollowedLoader:
     """One loader of a run.
@@ -43,6 +48,8 @@ class FollowedLoader:
         write_epoch: sets that number; None: the loop does so by itself.
         limit: how many batches of an epoch the loop takes at most, where it counts them from the beginning
             of each iterator and not of the epoch; None: all.
+        ends_when_let_go: an iterator that nobody holds any more, as after a ``break``, is over: the next one
+            begins an epoch. Otherwise it counts as under way until another one is asked for.
         info: is told how the loader was brought back, in a sentence.
         warn: is told what may be otherwise than in the run that was never interrupted.
 
@@ -60,6 +67,7 @@ class FollowedLoader:
         read_epoch: Callable[[], int] | None = None,
         write_epoch: Callable[[int], None] | None = None,
         limit: Callable[[], int | None] = lambda: None,
+        ends_when_let_go: bool = False,
         info: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -70,11 +78,14 @@ class FollowedLoader:
         self._read_epoch = read_epoch
         self._write_epoch = write_epoch
         self._limit = limit
+        self._ends_when_let_go = ends_when_let_go
         self._info = info
         self._warn = warn
         self._epochs = 0
         self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
+        self._iterator: Callable[[], _Batches | None] = lambda: None
         self._taken = 0
+        self._gave_at = 0
         self._asked: RngState | None = None  # right before the last batch, where that matters
         self._back_to: tuple[DataPosition, RngState, bool] | None = None
         self._misses_workers = False
@@ -98,7 +109,20 @@ class FollowedLoader:
         """Batches taken in the epoch that is under way; 0 between epochs."""
         if self._back_to is not None:
             return self._back_to[0].batches
-        return 0 if self._inside is None else self._taken
+        return self._taken if self._is_inside() else 0
+
+    @property
+    def gave_at(self) -> int:
+        """Grows with each batch that is given, of whichever loader; 0 between epochs.
+
+        Of several loaders, the one that is being read gave the latest.
+        """
+        return self._gave_at if self._is_inside() else 0
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs; one of which all batches were taken is over when the loop asks for a further one."""
+        return self._epochs + (self._inside is not None and not self._is_inside())
 
     def generators(self) -> Mapping[str, Generator]:
         """What the loader draws from besides the global streams."""
@@ -113,10 +137,10 @@ class FollowedLoader:
         """
         if self._back_to is not None:  # nobody has asked for an iterator yet
             return self._back_to[0]
-        inside = self._inside
+        inside = self._inside if self._is_inside() else None
         is_full = inside is not None and self.length is not None and self._taken >= self.length
         if inside is None or (is_full and closes_epoch):
-            epoch = self._epochs + (inside is not None)
+            epoch = self._epochs + (self._inside is not None)
             return DataPosition(
                 epoch=epoch,
                 makes_workers=not self._has_workers(),
@@ -214,7 +238,7 @@ class FollowedLoader:
             lengths=(self.length,),
         )
         self._taken, self._asked = 0, None
-        return _Batches(self, iterator)
+        return self._given(_Batches(self, iterator))
 
     def _return_to(self, position: DataPosition, now: RngState, reads: bool) -> Iterator[Any]:
         position.check_fits((self.length,))
@@ -260,7 +284,16 @@ class FollowedLoader:
         self._info(f"back at batch {position.batches} of epoch {position.epoch}, {how}")
         self._epochs, self._inside, self._taken = position.epoch, position.after(0), position.batches
         self._asked = position.last_batch
-        return _Batches(self, made[0], ahead=ahead, is_first=False)
+        return self._given(_Batches(self, made[0], ahead=ahead, is_first=False))
+
+    def _given(self, batches: _Batches) -> _Batches:
+        self._iterator = weakref.ref(batches)
+        return batches
+
+    def _is_inside(self) -> bool:
+        """Whether an iterator is under way."""
+        is_held = self._iterator() is not None or not self._ends_when_let_go
+        return self._inside is not None and is_held
 
     def _pass_over(
         self, position: DataPosition, now: RngState, make: Callable[[], Iterator[Any]], ahead: list[Any]
@@ -313,6 +346,7 @@ class FollowedLoader:
 
     def _is_taken(self) -> None:
         self._taken += 1
+        self._gave_at = next(_GIVEN)
 
     def _is_over(self) -> None:
         self._epochs += 1
