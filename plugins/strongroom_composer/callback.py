@@ -78,7 +78,7 @@ class StrongroomCheckpoint(Callback):  # type: ignore[misc]  # Composer's classe
             )
         trainer = seam.trainer_of(state)
         arguments = self._arguments.in_run(lambda text: seam.fill(text, state.run_name))
-        guard(trainer, arguments)
+        guard(trainer, self, arguments)
         self._run = Run(trainer, self, arguments)
         _watch_fit(trainer, self._run)
         # What other callbacks see when they are told that all is loaded is what was resumed.

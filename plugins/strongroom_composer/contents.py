@@ -23,7 +23,15 @@ from strongroom.resume.dividing import Confer, mark_differing
 from strongroom.tree import is_stateful
 from strongroom_composer import metrics, objects, seam
 
-__all__ = ["OWN_PART", "check_algorithms", "gather", "restore_at_fit", "restore_at_load", "template"]
+__all__ = [
+    "OWN_PART",
+    "check_algorithms",
+    "gather",
+    "gather_by_hand",
+    "restore_at_fit",
+    "restore_at_load",
+    "template",
+]
 
 OWN_PART: Final = "composer"
 """The part that every checkpoint of this front end has, and no other front end's."""
@@ -52,17 +60,24 @@ def gather(state: Any, ours: Any, place: Place, encoding: Encoding, confer: Conf
         encoding: of users' values.
         confer: how the ranks talk.
     """
-
-    def rest() -> Any:
-        return encoding.of(_rest(state, ours), (OWN_PART,))
-
     return {
         "model": seam.bare_model(state),
         "optimizers": list(state.optimizers),
-        OWN_PART: rest() if place.job.world_size == 1 else mark_differing(OWN_PART, rest, confer),
+        OWN_PART: _encoded_rest(state, ours, encoding, confer),
         "measured": PerRank(encoding.of(metrics.capture(state), ("measured",))),
         **place.to_state(),
     }
+
+
+def gather_by_hand(
+    state: Any, ours: Any, encoding: Encoding, confer: Confer, *, weights_only: bool
+) -> dict[str, Any]:
+    """What a checkpoint holds that a program saves at any moment: nobody knows where its data stand then."""
+    found: dict[str, Any] = {"model": seam.bare_model(state)}
+    if not weights_only:
+        found["optimizers"] = list(state.optimizers)
+        found[OWN_PART] = _encoded_rest(state, ours, encoding, confer)
+    return found
 
 
 def restore_at_load(state: Any, ours: Any, saved: Mapping[str, Any], warn: Warn) -> None:
@@ -124,6 +139,15 @@ def restore_at_fit(
     if measured:
         for note in metrics.restore(state, rebuild(measured, path=("measured",))):
             warn(note)
+
+
+def _encoded_rest(state: Any, ours: Any, encoding: Encoding, confer: Confer) -> Any:
+    """With what differs between ranks marked; for all of them."""
+
+    def rest() -> Any:
+        return encoding.of(_rest(state, ours), (OWN_PART,))
+
+    return rest() if seam.job_shape(state).world_size == 1 else mark_differing(OWN_PART, rest, confer)
 
 
 def _rest(state: Any, ours: Any) -> dict[str, Any]:

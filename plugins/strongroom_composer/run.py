@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from strongroom import Checkpointer
-from strongroom.errors import StateMismatchError, StrongroomError
+from strongroom.errors import ConfigError, StateMismatchError, StrongroomError
 from strongroom.frontend import Encoding, Figures, Place, open_run, restore_run
 from strongroom.resume import described, plan_resume
 from strongroom_composer import contents, seam
 from strongroom_composer.arguments import Arguments
+from strongroom_composer.escapes import sealed_start
 from strongroom_composer.fit import Fit, Resumption
 from strongroom_composer.voice import VOICE
 
@@ -70,6 +71,12 @@ class Run:
                 self._explain_by_algorithms(checkpointer, error)
             raise
         if restored is None:
+            sealed = sealed_start(state)
+            if sealed is not None:
+                raise ConfigError(
+                    f"{sealed} is sealed by Strongroom, and Composer cannot load it; unpack it by tar, take "
+                    f"its weights out by `strongroom export`, and give load_path= these"
+                )
             self._say_if_never_found()
             return
         if state.load_path is not None:

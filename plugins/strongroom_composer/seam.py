@@ -31,6 +31,7 @@ __all__ = [
     "bare_model",
     "begin_at_training",
     "check_supported",
+    "checkpoint",
     "dataset_of",
     "eval_generators",
     "expect_no_batches",
@@ -91,7 +92,7 @@ _NEEDED: Final[tuple[tuple[Any, str, tuple[str, ...]], ...]] = (
     (Timestamp, "Timestamp", ("copy", "load_state_dict", "state_dict")),
     (Event, "Event", ("BATCH_CHECKPOINT", "EPOCH_CHECKPOINT", "ITERATION_CHECKPOINT")),
     (engine, "core.engine", ("sigterm_handler",)),
-    (checkpoint, "utils.checkpoint", ("_save_checkpoint",)),
+    (checkpoint, "utils.checkpoint", ("_save_checkpoint", "load_checkpoint")),
     (file_helpers, "utils.file_helpers", ("format_name_with_dist",)),
     (misc, "utils.misc", ("create_interval_scheduler",)),
 )
