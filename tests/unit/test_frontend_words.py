@@ -145,8 +145,8 @@ def test_only_the_first_rank_speaks_and_percent_signs_are_no_format(
         voice.info("100 %s of it")
         voice.warn("look %d")
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        ("INFO", "100 %s of it"),
-        ("WARNING", "look %d"),
+        ("INFO", "Strongroom: 100 %s of it"),
+        ("WARNING", "Strongroom: look %d"),
     ]
 
 

@@ -22,7 +22,7 @@ class Voice(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedVoice:
-    """Speaks through a logger.
+    """Speaks through a logger, by name: a framework's own format says no more than that the framework speaks.
 
     Attributes:
         logger: the front end's.
@@ -34,8 +34,8 @@ class LoggedVoice:
 
     def info(self, text: str) -> None:
         if self.is_first():
-            self.logger.info("%s", text)
+            self.logger.info("Strongroom: %s", text)
 
     def warn(self, text: str) -> None:
         if self.is_first():
-            self.logger.warning("%s", text)
+            self.logger.warning("Strongroom: %s", text)

@@ -20,13 +20,13 @@ from strongroom_bench.scale import Scale
 from strongroom_bench.states import drop
 from strongroom_bench.stepping import (
     ALONE,
+    BATCH,
     EVERY,
     IDLE,
     NEVER,
     OURS,
     SEALED,
     Steps,
-    batches,
     figures,
     net,
     policy_in,
@@ -66,6 +66,9 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
         _NATIVE: native,
     }
 
+    # Of a loader that has no batch size Composer knows no size of a microbatch.
+    data = [torch.randn(scale.width)] * (BATCH * (steps_of(scale) + 1))
+
     def contestant(name: str) -> Contestant:
         def run() -> Mapping[str, float]:
             steps = Steps(0 if name in (ALONE, IDLE) else EVERY)
@@ -75,7 +78,7 @@ def measure(scale: Scale, folder: Path) -> list[Figure]:
                 trainer = composer.Trainer(
                     model=model,
                     optimizers=torch.optim.AdamW(model.parameters()),
-                    train_dataloader=torch.utils.data.DataLoader(batches(scale), batch_size=None),
+                    train_dataloader=torch.utils.data.DataLoader(data, batch_size=BATCH),
                     max_duration=f"{steps_of(scale) + 1}ba",
                     device="cpu",
                     progress_bar=False,
