@@ -17,6 +17,7 @@ from strongroom_transformers import contents, escapes, seam
 from strongroom_transformers.arguments import Asked, asked_for, check_training_arguments, read_options
 from strongroom_transformers.beginning import Beginning
 from strongroom_transformers.best import load_best
+from strongroom_transformers.peft import BaseRule, ModelWeights, check_base_rule
 from strongroom_transformers.provenance import known_of
 from strongroom_transformers.refusals import check_trainer
 from strongroom_transformers.training import OnCommit, Training
@@ -46,6 +47,9 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
 
     Args:
         root: the run's, a path or a URI.
+        base: where the model has adapters (PEFT), what becomes of the weights below them: ``"digest"``
+            (the default) names them by their digest, and a resume onto other ones is an error;
+            ``"store"`` stores them with every save.
         options: as `strongroom.frontend.RunOptions` has them.
 
     Attributes:
@@ -57,9 +61,12 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         ConfigError: an option cannot work.
     """
 
-    def __init__(self, root: str | os.PathLike[str], **options: Unpack[RunOptions]) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, base: BaseRule = "digest", **options: Unpack[RunOptions]
+    ) -> None:
         self.settings = read_options(root, options)
-        self.weights: contents.Weights = contents.WholeModel()
+        algorithm = self.settings.options["digest"] or "blake3"
+        self.weights: contents.Weights = ModelWeights(check_base_rule(base), algorithm)
         self.on_commit: list[OnCommit] = []
         self._trainer: Any = None
         self._training: Training | None = None
