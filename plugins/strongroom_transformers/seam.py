@@ -111,9 +111,8 @@ def check_supported(one: Any) -> None:
     missing += [f"Trainer()._inner_training_loop's {name}" for name in _LOSS if name not in written]
     if missing:
         raise ConfigError(
-            f"transformers {transformers.__version__} lacks {', '.join(missing)}, which this release of "
-            f"Strongroom needs: it expects transformers 5.24, or a later one that has them. Install that, or "
-            f"a release of Strongroom that knows this one"
+            f"transformers {transformers.__version__} is not supported by this release of Strongroom: it has "
+            f"no {', '.join(missing)}; use an older transformers (5.24) or a newer Strongroom"
         )
 
 

@@ -26,7 +26,7 @@ from runs import (
 from torch import nn
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from strongroom_transformers import StrongroomCallback
 
@@ -80,7 +80,7 @@ class Told(TrainerCallback):
 
 
 class Streamed(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A stream that all ranks have, of which each is dealt its share, shuffled from a generator of its own."""
+    """A stream that all ranks have, and each is dealt a share of, shuffled from a generator of its own."""
 
     def __init__(self, shares: int) -> None:
         self.size = BATCH_SIZE * BATCHES * shares
@@ -156,6 +156,7 @@ def train(plan: RunPlan) -> RunResult:
         callbacks=[told, Counted(plan.accumulate)],
         optimizers=(optimizer, scheduler),
     )
+    trainer.remove_callback(PrinterCallback)
     if plan.root is not None:
         StrongroomCallback(plan.root, **plan.options).attach(trainer)
     torch.manual_seed(1000 * plan.draw_from + rank())
