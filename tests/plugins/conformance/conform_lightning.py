@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "lightning"))
 
 import lightning
-import multiprocess
+import lightning_ranks
 import rank_runs
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -145,7 +145,7 @@ class Told(Logger):
 
 
 def prepare() -> None:
-    multiprocess.as_lightning_rank()
+    lightning_ranks.as_lightning_rank()
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log")  # of a group of one
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
 

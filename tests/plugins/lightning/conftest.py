@@ -21,7 +21,7 @@ from strongroom_lightning import StrongroomCheckpoint
 # Ranks are other processes: what they run must be importable there by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 
 BATCHES = 10
 EPOCHS = 3

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import multiprocess
+import lightning_ranks
 import rank_runs
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
@@ -40,7 +40,7 @@ class At(Callback):
 
     def _come(self, *args: Any, **kwargs: Any) -> None:
         count, self.count = self.count, self.count + 1
-        if count == self.number and (self.ranks is None or multiprocess.rank() in self.ranks):
+        if count == self.number and (self.ranks is None or lightning_ranks.rank() in self.ranks):
             self.act()
 
 
@@ -66,7 +66,7 @@ class Notice:
         time.sleep(0.3)  # asked for every 0.05 s
 
     def __call__(self) -> str | None:
-        return "spot: 12:02" if self.has_come and multiprocess.rank() in self.ranks else None
+        return "spot: 12:02" if self.has_come and lightning_ranks.rank() in self.ranks else None
 
 
 def told(
@@ -193,7 +193,7 @@ class Broken(rank_runs.Numbers):
 def fails_reading(root: Path, batch: int, *, save_on_exception: bool, **options: Any) -> dict[str, Any]:
     """Train on data of which a batch, counted from 1, cannot be read."""
     arguments = {"every_n_train_steps": 1000, "save_on_exception": save_on_exception}
-    data = Broken(24 * multiprocess.world_size(), 4 * batch - 2)
+    data = Broken(24 * lightning_ranks.world_size(), 4 * batch - 2)
     return outcome(
         lambda: rank_runs.train(
             root, checkpoint=arguments, loader=lambda: DataLoader(data, 4, shuffle=True), **options
@@ -299,13 +299,13 @@ def _slurm() -> Any:
         def _validate_srun_variables() -> None: ...
 
         def world_size(self) -> int:
-            return multiprocess.world_size()
+            return lightning_ranks.world_size()
 
         def global_rank(self) -> int:
-            return multiprocess.rank()
+            return lightning_ranks.rank()
 
         def local_rank(self) -> int:
-            return multiprocess.rank()
+            return lightning_ranks.rank()
 
         def node_rank(self) -> int:
             return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import multiprocess
+import lightning_ranks
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -170,13 +170,13 @@ def train(
     lightning.seed_everything(7, verbose=False)
     net = module()
     # From here on the ranks draw apart, and a process that resumes from where it happens to stand.
-    torch.manual_seed(1000 * draw_from + multiprocess.rank())
+    torch.manual_seed(1000 * draw_from + lightning_ranks.rank())
     everyone: list[Callback] = [make() for make in callbacks]
     if root is not None:
         everyone.insert(0, StrongroomCheckpoint(root, **(checkpoint or {"every_n_train_steps": 1})))
     if until is not None:
         everyone.append(Stop(until, how, stop_ranks))
-    ranks = multiprocess.world_size()
+    ranks = lightning_ranks.world_size()
     trainer = lightning.Trainer(
         devices=ranks,
         strategy=strategy() if callable(strategy) else strategy,
@@ -400,7 +400,7 @@ class Apart(RankNet):
 def rank_by(root: Path, monitor: str, **checkpoint: Any) -> dict[str, Any]:
     """Train 3 epochs, ranked; what each rank then says of it, and the weights that ``"best"`` gives it."""
     lightning.seed_everything(7, verbose=False)
-    ranks = multiprocess.world_size()
+    ranks = lightning_ranks.world_size()
     ours = StrongroomCheckpoint(root, monitor=monitor, **checkpoint)
     trainer = lightning.Trainer(
         accelerator="cpu",

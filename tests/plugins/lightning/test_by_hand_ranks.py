@@ -9,7 +9,7 @@ from typing import Any
 import by_hand_ranks
 import pytest
 import rank_runs
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 from safetensors.torch import load_file
 
 WAYS: dict[str, dict[str, Any]] = {

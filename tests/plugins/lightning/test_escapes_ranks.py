@@ -7,7 +7,7 @@ from pathlib import Path
 
 import escape_ranks
 import pytest
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 
 from strongroom import Checkpointer
 from strongroom_security.recipients.file import create_key_file

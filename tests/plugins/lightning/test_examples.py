@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import rank_runs
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "lightning"
 LIMIT_S = 60.0

@@ -14,7 +14,7 @@ import pytest
 import rank_runs
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 
 DONE = 4
 

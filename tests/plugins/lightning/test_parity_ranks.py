@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import rank_runs
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 from scripted import all_steps
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import preempted_runs
 import pytest
 import rank_runs
-from multiprocess import LightningLauncher
+from lightning_ranks import LightningLauncher
 
 from strongroom import Checkpointer
 from strongroom.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import rank_runs
+from lightning_ranks import LightningLauncher
 from looking import chunks, stored_bytes
-from multiprocess import LightningLauncher
 
 MID_EPOCH, EPOCHS_LAST_STEP, SECOND_EPOCH = 4, 6, 9
 """Batches done when the run breaks off, of 2 epochs of 6."""
