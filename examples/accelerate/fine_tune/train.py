@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import sysconfig
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -79,6 +80,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of the optimizer (%(default)s)")
     options = parser.parse_args()
 
+    logging.basicConfig()
+    logging.getLogger("strongroom_accelerate").setLevel(logging.INFO)
     set_seed(1)
     # How many threads share a sum decides the order of its additions, and so its last bits.
     torch.set_num_threads(1)
@@ -108,8 +111,9 @@ def main() -> None:
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
-                accelerator.print(f"step {strongroom.steps_done} loss {loss.item()!r}", flush=True)
                 strongroom.step()  # Strongroom: saves where it is due
+                # The loss with all its digits: two runs can be compared exactly.
+                accelerator.print(f"step {strongroom.steps_done} loss {loss.item()!r}", flush=True)
 
     weights = accelerator.unwrap_model(model).state_dict()
     if options.out is not None:
