@@ -318,7 +318,11 @@ class FollowedLoader:
         """The iterator that the epoch began with, of data that are further on by themselves."""
         if position.epoch_start is not None:
             position.epoch_start.restore(self.generators())
-        make()
+        iterator = make()
+        limit = self._limit()
+        if limit is not None and position.batches >= limit:
+            # The loop will ask for nothing; but the data set is to learn that this epoch has begun.
+            next(iterator, None)
         return now.restore(self.generators())
 
     def _unread(self, batches: int) -> tuple[Any, ...]:

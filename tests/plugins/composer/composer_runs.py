@@ -44,6 +44,8 @@ class Net(ComposerModel):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, width), nn.Dropout(0.3), nn.ReLU(), nn.Linear(width, 3))
+        # Where the model is sharded, these are.
+        self.net[0]._fsdp_wrap = self.net[3]._fsdp_wrap = True
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.net(batch[0])
@@ -88,7 +90,7 @@ class Drawing(Callback):
     def _draw(self, state: Any, logger: Any) -> None:
         with torch.no_grad():
             model = state.model.module if state.is_model_ddp else state.model
-            model.net[0].bias.add_(1e-3 * torch.randn(()))
+            model.net[0].bias.mul_(1 + 1e-3 * float(torch.randn(())))
 
     batch_checkpoint = epoch_start = epoch_end = epoch_checkpoint = before_dataloader = _draw
 
@@ -155,6 +157,11 @@ class Outcome:
             assert getattr(self.trainer.state.timestamp, unit) == getattr(
                 reference.trainer.state.timestamp, unit
             ), unit
+
+
+def _whole(value: Any) -> torch.Tensor:
+    """For all ranks, where it is sharded."""
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
 
 
 def stock_loader(*, batches: int = BATCHES, shuffle: bool = True, **options: Any) -> Any:
@@ -240,7 +247,7 @@ def train(
     return Outcome(
         losses=average.losses,
         measured=average.measured,
-        weights={name: value.clone() for name, value in bare.state_dict().items()},
+        weights={name: _whole(value) for name, value in bare.state_dict().items()},
         average=average,
         trainer=trainer,
         checkpoint=ours,
