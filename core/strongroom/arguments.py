@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strongroom.catalog import Checkpoint
@@ -11,7 +11,7 @@ from strongroom.config import check_count
 from strongroom.digest import Digest
 from strongroom.errors import ConfigError, FormatError
 from strongroom.layout import MAX_LAUNCH, MAX_STEP, CheckpointName
-from strongroom.manifest import CheckpointRef, check_retention_class, check_run_id
+from strongroom.manifest import MAX_BEST, CheckpointRef, check_retention_class, check_run_id
 from strongroom.selection import Selection
 from strongroom.stores.base import Store
 from strongroom.tiers import Tier
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strongroom.roles import Role
 
 __all__ = [
+    "check_best",
     "check_class",
     "check_launch",
     "check_parent",
@@ -55,6 +56,16 @@ def check_step(step: Any) -> int:
     if number is None or not 0 <= number <= MAX_STEP:
         raise ConfigError(f"step must be an integer from 0 to {MAX_STEP}, got {step!r:.60}")
     return int(number)
+
+
+def check_best(steps: Any) -> tuple[int, ...]:
+    """The steps that a run holds to be its best, the best first."""
+    if isinstance(steps, str) or not isinstance(steps, Iterable):
+        raise ConfigError(f"best must be steps, the best first, got {steps!r:.60}")
+    found = tuple(map(check_step, steps))
+    if len(set(found)) != len(found) or len(found) > MAX_BEST:
+        raise ConfigError(f"best must name no step twice, and {MAX_BEST} at most, got {found!r:.60}")
+    return found
 
 
 def check_tiers(given: Any) -> tuple[Tier, ...]:

@@ -23,6 +23,7 @@ from strongroom import restore as restoring
 from strongroom.acts import ActSink, reconcile
 from strongroom.alike import check_alike, given
 from strongroom.arguments import (
+    check_best,
     check_class,
     check_launch,
     check_parent,
@@ -129,6 +130,7 @@ class _Intent:
     waited: float = 0.0
     step: int | None = None
     extras: Provenance = NO_PROVENANCE
+    best: tuple[int, ...] = ()
     is_told: bool = False
 
 
@@ -408,6 +410,7 @@ class Checkpointer:
         metrics: Mapping[str, Any] | None = None,
         provenance: Mapping[str, Any] | None = None,
         tags: Iterable[str] = (),
+        best: Iterable[int] = (),
     ) -> SaveHandle:
         """Copy ``state`` and save it in the background.
 
@@ -416,7 +419,8 @@ class Checkpointer:
 
         In a job of several ranks every rank calls this, with the same step. Each stores its own
         shards of distributed tensors; what all have alike is stored once; what differs by rank
-        is wrapped in `PerRank`. ``metrics``, ``provenance`` and ``tags`` are rank 0's.
+        is wrapped in `PerRank`. ``metrics``, ``provenance``, ``tags`` and
+        ``best`` are rank 0's.
 
         Args:
             step: of the optimizer; grows from save to save.
@@ -425,6 +429,8 @@ class Checkpointer:
             metrics: figures of this step, kept with the checkpoint for people and tools.
             provenance: where it comes from, kept likewise.
             tags: words to find it by, kept likewise.
+            best: the steps that are the run's best now, the best first, perhaps this one among them. They
+                stand in the manifest, in clear, so that `strongroom gc` knows what else is to stay.
 
         Raises:
             StateEncodingError: a value has no safe encoding.
@@ -436,7 +442,7 @@ class Checkpointer:
         """
         intent = _Intent(began=self._clock.monotonic())
         try:
-            return self._save(intent, step, state, metrics, provenance, tags)
+            return self._save(intent, step, state, metrics, provenance, tags, best)
         except BaseException as error:
             if not intent.is_told:
                 self._emitter.emit(
@@ -457,12 +463,13 @@ class Checkpointer:
         metrics: Mapping[str, Any] | None,
         provenance: Mapping[str, Any] | None,
         tags: Iterable[str],
+        best: Iterable[int],
     ) -> SaveHandle:
         """The call of ``save``; what it raises is told by the caller of this."""
         try:
             said, own = self._ranks.lane("main").agree(
                 "deciding on a save",
-                lambda: self._propose(intent, step, state, provenance, metrics, tags),
+                lambda: self._propose(intent, step, state, provenance, metrics, tags, best),
                 self._decide,
                 timeout_s=self._timeout_s,
             )
@@ -494,6 +501,7 @@ class Checkpointer:
             seal=None if sealing is None else sealing.seal_save(turn.launch.run, name, one_off),
             signing=self._signing,
             retention_class=self._retention_class,
+            best=intent.best,
             pace=self._pace,
             auditor=self._auditor,
         )
@@ -612,12 +620,14 @@ class Checkpointer:
         provenance: Mapping[str, Any] | None,
         metrics: Mapping[str, Any] | None,
         tags: Iterable[str],
+        best: Iterable[int],
     ) -> Message:
         """This rank's word on a save: whether it can take part, and what it holds."""
         self._check_open()
         step = intent.step = check_step(step)
         recorder = self._recorder if self._ranks.is_coordinator else None
         intent.extras = Provenance.of(provenance, metrics, tags, recorder)
+        intent.best = check_best(best)
         turn = self._turns.current.launch.launch if self._turns.current else None
         about = {
             "call": "save",

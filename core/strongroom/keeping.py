@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -281,6 +281,7 @@ def find_garbage(
     now_ns: int,
     guard: Guard = NO_GUARD,
     held: Held | None = None,
+    best: int | None = None,
 ) -> Plan:
     """What may go from a root, for somebody who is not its writer; nothing is removed.
 
@@ -292,16 +293,18 @@ def find_garbage(
         now_ns: the time, by the clock that the store's times are from.
         guard: what the policy demands of a checkpoint that counts.
         held: what must not go yet.
+        best: how many of those stay that the run itself names as its best, where some go; None: all of them.
 
     Raises:
         StoreError: the store could not be asked.
     """
     counting = _Judge(store, guard).count(history)
+    named = {} if keep is None else _named_best(store, history, counting.ranked, guard, best)
     decisions = retention.plan(
         counting.ranked,
         keep if keep is not None else _FOLLOWS_NO_POLICY,
         verified=history.verified,
-        held={**_taken_up(history), **({} if held is None else held(history))},
+        held={**_taken_up(history), **({} if held is None else held(history)), **named},
     )
     strange = {**history.damaged, **{name: str(why) for name, why in counting.strange.items()}}
     launch = max(history.launch_numbers, default=0)
@@ -316,6 +319,27 @@ def find_garbage(
         + sweep.orphans(store, history, launch=launch, now_ns=now_ns)
         + sweep.abandoned_uploads(store, history, launch=launch, now_ns=now_ns)
     )
+
+
+def _named_best(
+    store: Store, history: History, ranked: Sequence[CheckpointName], guard: Guard, count: int | None
+) -> dict[CheckpointName, str]:
+    """What the newest checkpoint whose manifest can be read says to be the best."""
+    for newest in ranked:
+        try:
+            manifest = open_checkpoint(store, history.commits[newest], Guard(trust=guard.trust)).manifest
+        except (IntegrityError, UnsupportedFormatError):
+            continue
+        at_step: dict[int, CheckpointName] = {}
+        for name in ranked:
+            # A step may have been saved once more on a later line: that one was measured last.
+            at_step.setdefault(name.step, name)
+        chosen = [at_step[step] for step in manifest.best[:count] if step in at_step]
+        return {
+            name: f"number {place} of the best, by step {newest.step}"
+            for place, name in enumerate(chosen, start=1)
+        }
+    return {}
 
 
 def _taken_up(history: History) -> dict[CheckpointName, str]:

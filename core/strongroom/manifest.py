@@ -27,6 +27,7 @@ __all__ = [
     "FORMAT",
     "LAUNCH_BOUNDS",
     "MANIFEST_BOUNDS",
+    "MAX_BEST",
     "MAX_DEADLINE_S",
     "MAX_KEYRING_BYTES",
     "RUN_BOUNDS",
@@ -65,6 +66,9 @@ _RETENTION_CLASS = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 _FORMAT = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
+
+MAX_BEST: Final = 1024
+"""How many steps a manifest names as the best."""
 
 MAX_KEYRING_BYTES: Final = 256 << 20
 """A keyring's length: room for the keys of as many files as a manifest may list."""
@@ -317,6 +321,7 @@ class Manifest:
         world_size: ranks that wrote it.
         files: every other file under ``data/``, sorted by path.
         retention_class: what rules of retention go by; None: it has none.
+        best: the steps that the run held to be its best when this was saved, the best first.
     """
 
     run: str
@@ -327,6 +332,7 @@ class Manifest:
     world_size: int
     files: tuple[FileRecord, ...]
     retention_class: str | None = None
+    best: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -346,22 +352,23 @@ class Manifest:
         return next((record for record in self.files if record.path == path), None)
 
     def encode(self) -> bytes:
-        return canonical.encode(
-            {
-                "attempt": self.name.attempt,
-                "created_at_ms": self.created_at_ms,
-                "digest": self.algorithm,
-                "files": [record.to_json() for record in self.files],
-                "format": FORMAT,
-                "kind": "manifest",
-                "launch": self.name.launch,
-                "parent": self.parent.to_json() if self.parent else None,
-                "retention_class": self.retention_class,
-                "run": self.run,
-                "step": self.name.step,
-                "world_size": self.world_size,
-            }
-        )
+        members: dict[str, Json] = {
+            "attempt": self.name.attempt,
+            "created_at_ms": self.created_at_ms,
+            "digest": self.algorithm,
+            "files": [record.to_json() for record in self.files],
+            "format": FORMAT,
+            "kind": "manifest",
+            "launch": self.name.launch,
+            "parent": self.parent.to_json() if self.parent else None,
+            "retention_class": self.retention_class,
+            "run": self.run,
+            "step": self.name.step,
+            "world_size": self.world_size,
+        }
+        if self.best:
+            members["best"] = list(self.best)
+        return canonical.encode(members)
 
     @classmethod
     def decode(cls, data: bytes, what: str) -> Manifest:
@@ -379,6 +386,7 @@ class Manifest:
             world_size=fields.integer("world_size", 1, 10**5),
             files=tuple(FileRecord.from_json(value, what) for value in fields.array("files")),
             retention_class=fields.optional("retention_class", lambda value: _retention_class(value, what)),
+            best=fields.best("best"),
         )
         fields.close()
         _check_files(manifest, what)
@@ -589,6 +597,16 @@ class _Fields:
         if not re.fullmatch(rf"[0-9a-f]{{{2 * SEALED_HEADER_BYTES}}}", text):
             raise self._wrong(member, f"{2 * SEALED_HEADER_BYTES} lower-case hex digits", text)
         return bytes.fromhex(text)
+
+    def best(self, member: str) -> tuple[int, ...]:
+        """Steps, none of them twice; none where the member is not there."""
+        if member not in self._left:
+            return ()
+        steps = self.array(member)
+        found = [step for step in steps if type(step) is int and 0 <= step <= layout.MAX_STEP]
+        if not 0 < len(steps) == len(set(found)) <= MAX_BEST:
+            raise self._wrong(member, f"1 to {MAX_BEST} steps, none of them twice", steps)
+        return tuple(found)
 
     def run(self) -> str:
         return check_run_id(self.text("run"))

@@ -260,6 +260,7 @@ class Attempt:
         seal: SaveSeal | None = None,
         signing: Signing | None = None,
         retention_class: str | None = None,
+        best: tuple[int, ...] = (),
         pace: Pace | None = None,
         auditor: Auditor = NO_AUDIT,
     ) -> None:
@@ -270,6 +271,7 @@ class Attempt:
         self.seal = seal
         self._signing = signing
         self._retention_class = retention_class
+        self._best = best
         self._store = store
         self._launch = launch
         self._parent = parent
@@ -342,6 +344,7 @@ class Attempt:
             world_size=self._world_size,
             files=tuple(sorted(files, key=lambda record: record.path)),
             retention_class=self._retention_class,
+            best=self._best,
         )
         encoded = manifest.encode()
         # What could not be read back must not be committed.

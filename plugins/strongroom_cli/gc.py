@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         now_ns=SYSTEM_CLOCK.now_ns(),
         guard=guard,
         held=lambda found: held_by_notes(found, notes),
+        best=options.keep_best,
     )
     outcomes = []
     with Bar("removing", counts=True) as bar:
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
                 "dry_run": options.dry_run,
                 "failed": sum(outcome.error is not None for outcome in outcomes),
                 "freed_bytes": _freed_bytes(outcomes),
+                "keep_best": options.keep_best,
                 "keep_last": options.keep_last,
                 "kept": [
                     {**_named(decision.name, history), "reason": decision.reason} for decision in plan.kept

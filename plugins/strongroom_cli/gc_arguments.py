@@ -29,6 +29,12 @@ def add_gc(
         help="checkpoints that stay, the newest first (default: all of them)",
     )
     gc.add_argument(
+        "--keep-best",
+        metavar="N",
+        type=natural,
+        help="with --keep-last: of what the run itself names as its best, how many stay (default: all)",
+    )
+    gc.add_argument(
         "--unreplicated",
         action="store_true",
         help="of a root that is copied to other tiers: also what is verified on none of them",

@@ -17,6 +17,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from strongroom import Checkpointer, KeepLast
 from strongroom.errors import ConfigError
 from strongroom.handle import SaveHandle
+from strongroom.manifest import MAX_BEST
 from strongroom.ranking import KeepRanked, RankMode, Scores, as_score, best_first, check_rank_mode
 from strongroom.retention import RetentionPolicy
 from strongroom_lightning.uri import CheckpointUri
@@ -237,6 +238,16 @@ class Ranking:
         """The committed steps that are kept as the best, the best first."""
         self._settle()
         return self._scores.best_first(without=self._begun)[: self.rule.best]
+
+    def named_best(self) -> list[int]:
+        """The steps that stay as the best, for whoever removes checkpoints from outside; the best first.
+
+        Where all are to stay, that is for the one who removes to say, and the best is the best all the same.
+        """
+        if self.rule.monitor is None:
+            return []
+        steps = self._scores.best_first()[: 1 if self.rule.best is None else self.rule.best]
+        return [*steps, *sorted(self._scores.others.difference(steps))][:MAX_BEST]
 
     @property
     def best_k_models(self) -> dict[str, torch.Tensor]:

@@ -313,6 +313,7 @@ class Saving:
             state,
             metrics=contents.scalars(self._trainer.callback_metrics),
             tags=() if label is None else (label.fill(contents.scalars(self._metrics(moment))),),
+            best=self._ranking.named_best(),
         )
 
     def _tell_of(self, moment: Moment, score: float) -> None:

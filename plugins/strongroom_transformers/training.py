@@ -347,7 +347,8 @@ class Training:
             own,
             self._open.checkpointer.confer,
         )
-        return Gathered(state=state, metrics=progress.latest(trainer.state))
+        named = () if best is None else (best,)
+        return Gathered(state=state, metrics=progress.latest(trainer.state), best=named)
 
     @property
     def _open(self) -> RunSaves:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from strongroom import Checkpointer
+from strongroom import Checkpointer, ConfigError
 
 Strongroom = Callable[..., Any]
 
@@ -57,6 +57,48 @@ def test_a_policy_keeps_the_newest_and_what_was_verified(strongroom: Strongroom,
     assert strongroom("ls", root).status == strongroom("verify", root, "--all").status == 0
 
 
+@pytest.fixture
+def ranked(tmp_path: Path) -> Path:
+    """A run that was ranked: when it ended, step 2 was its best, then 3; step 1 had been, before these."""
+    root = tmp_path / "ranked"
+    with Checkpointer(root) as checkpointer:
+        for step, best in enumerate(([1], [2, 1], [2, 3], [2, 3], [2, 3]), start=1):
+            checkpointer.save(step, {"weight": torch.ones(3)}, best=best).result()
+    return root
+
+
+def test_what_the_run_ranked_as_its_best_stays(strongroom: Strongroom, ranked: Path) -> None:
+    done = strongroom("gc", ranked, "--keep-last", 1)
+    assert done.status == 0
+    assert steps(ranked) == [2, 3, 5]
+    assert "number 1 of the best, by step 5" in done.out
+
+
+@pytest.mark.parametrize(("best", "left"), ((0, [5]), (1, [2, 5]), (7, [2, 3, 5])))
+def test_of_the_best_as_many_stay_as_was_said(
+    strongroom: Strongroom, ranked: Path, best: int, left: list[int]
+) -> None:
+    assert strongroom("gc", ranked, "--keep-last", 1, "--keep-best", best).status == 0
+    assert steps(ranked) == left
+
+
+def test_where_the_newest_manifest_is_damaged_the_one_before_says_what_is_best(
+    strongroom: Strongroom, ranked: Path
+) -> None:
+    (newest,) = ranked.glob("step-000000000005-*/data/MANIFEST.json")
+    newest.write_bytes(newest.read_bytes().replace(b"[2,3]", b"[1,4]"))
+    strongroom("gc", ranked, "--keep-last", 1)
+    assert steps(ranked) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("best", ("1", [1, 1], [-1], 3, [None]))
+def test_best_steps_that_are_none_are_refused_and_nothing_is_saved(tmp_path: Path, best: Any) -> None:
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with pytest.raises(ConfigError, match=r"best must|step must"):
+            checkpointer.save(1, {"weight": torch.ones(3)}, best=best)
+        assert checkpointer.checkpoints() == []
+
+
 def test_a_dry_run_says_the_same_and_removes_nothing(strongroom: Strongroom, root: Path, left: Path) -> None:
     before = sorted(path for path in root.rglob("*"))
     dry = strongroom("gc", root, "--keep-last", 2, "--dry-run", "--json").json
@@ -74,7 +116,7 @@ def test_a_dry_run_says_the_same_and_removes_nothing(strongroom: Strongroom, roo
 def test_its_json_has_the_documented_members(strongroom: Strongroom, root: Path, left: Path) -> None:
     done = strongroom("gc", root, "--keep-last", 3, "--json").json
     assert set(done) == {
-        "dry_run", "failed", "freed_bytes", "keep_last", "kept", "removed", "root", "run",
+        "dry_run", "failed", "freed_bytes", "keep_best", "keep_last", "kept", "removed", "root", "run",
         "tiers", "unknown",
     }  # fmt: skip
     assert (done["run"], done["root"], done["keep_last"], done["failed"]) == ("demo", root.as_uri(), 3, 0)

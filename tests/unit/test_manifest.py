@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,18 @@ MANIFEST = Manifest(
 )
 DOCUMENTS: list[Any] = [RUN, LAUNCH, COMMIT, MANIFEST]
 ids = [type(document).__name__ for document in DOCUMENTS]
+
+
+def test_a_manifest_names_the_best_steps_and_where_there_are_none_it_says_nothing() -> None:
+    assert b"best" not in MANIFEST.encode()
+    ranked = replace(MANIFEST, best=(9, 3, 12))
+    assert Manifest.decode(ranked.encode(), "it").best == (9, 3, 12)
+
+
+@pytest.mark.parametrize("best", ([], [3, 3], [-1], ["3"], [True], 3, None, list(range(1025))))
+def test_best_steps_that_are_none_are_refused(best: Any) -> None:
+    with pytest.raises(FormatError, match="'best' should be"):
+        Manifest.decode(forged(MANIFEST, changing(best=best)), "it")
 
 
 def forged(document: Any, change: Callable[[dict[str, Any]], Any]) -> bytes:

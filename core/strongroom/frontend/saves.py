@@ -36,11 +36,13 @@ class Gathered:
         state: the whole of it.
         metrics: figures of this moment, for whoever lists the run.
         tags: labels of it.
+        best: the steps that are the run's best now, the best first: `strongroom gc` keeps them.
     """
 
     state: Mapping[str, Any]
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    best: Sequence[int] = ()
 
 
 class RunSaves:
@@ -162,7 +164,11 @@ class RunSaves:
         finally:
             rng.restore(self._generators())
         handle = self.checkpointer.save(
-            moment.step, gathered.state, metrics=gathered.metrics, tags=gathered.tags
+            moment.step,
+            gathered.state,
+            metrics=gathered.metrics,
+            tags=gathered.tags,
+            best=gathered.best,
         )
         self._newest, self._last, self.left_at = handle, LastSave.at(moment), moment.step
         return handle

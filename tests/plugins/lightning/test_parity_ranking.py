@@ -57,6 +57,27 @@ def test_the_best_stay_beside_the_newest(root: Path, arguments: dict[str, Any], 
     assert outcome.checkpoint.last_model_path == f"strongroom://{root}#step=8"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    (
+        ({"save_top_k": 2, "keep": 3}, [4, 6, 8]),
+        ({"save_top_k": -1}, [4, 8]),  # all stay, as far as this callback is concerned; the best is the best
+        ({"save_top_k": 0, "keep": 3}, [8]),
+    ),
+    ids=str,
+)
+def test_whoever_collects_from_outside_leaves_the_best_that_the_run_ranked(
+    root: Path, arguments: dict[str, Any], expected: list[int]
+) -> None:
+    from strongroom_cli.main import main
+
+    outcome = run(root, SCORES, **{"monitor": "score", **arguments})
+    assert main(["gc", str(root), "--keep-last", "1"]) == 0
+    assert all_steps(root) == expected
+    if arguments["save_top_k"]:
+        assert outcome.checkpoint.best_model_path == f"strongroom://{root}#step=4"
+
+
 def test_attributes_say_what_is_best(root: Path) -> None:
     checkpoint = run(root, SCORES, monitor="score", save_top_k=2).checkpoint
     best, second = (f"strongroom://{root}#step={step}" for step in (4, 6))
