@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strongroom_transformers.callback import StrongroomCallback
+    from strongroom_transformers.coexist import SealedFolders, unseal
     from strongroom_transformers.mixin import StrongroomTrainerMixin
 
-_HOMES = {"StrongroomCallback": "callback", "StrongroomTrainerMixin": "mixin"}
+_HOMES = {
+    "SealedFolders": "coexist",
+    "StrongroomCallback": "callback",
+    "StrongroomTrainerMixin": "mixin",
+    "unseal": "coexist",
+}
 
-__all__ = ["StrongroomCallback", "StrongroomTrainerMixin"]
+__all__ = ["SealedFolders", "StrongroomCallback", "StrongroomTrainerMixin", "unseal"]
 
 
 def __getattr__(name: str) -> Any:

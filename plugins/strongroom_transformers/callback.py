@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback
 from typing_extensions import Self, Unpack
 
 from strongroom import Checkpointer
+from strongroom.digest import DigestAlgorithm
 from strongroom.errors import ConfigError
 from strongroom.frontend import RunOptions, open_run, replace_for_good
 from strongroom_transformers import contents, escapes, seam
@@ -65,7 +66,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         self, root: str | os.PathLike[str], *, base: BaseRule = "digest", **options: Unpack[RunOptions]
     ) -> None:
         self.settings = read_options(root, options)
-        algorithm = self.settings.options["digest"] or "blake3"
+        algorithm: DigestAlgorithm = self.settings.options["digest"] or "blake3"
         self.weights: contents.Weights = ModelWeights(check_base_rule(base), algorithm)
         self.on_commit: list[OnCommit] = []
         self._trainer: Any = None

@@ -19,11 +19,26 @@ from strongroom_transformers.voice import VOICE
 __all__ = ["guard", "leaving_folders_alone"]
 
 
-def guard(trainer: Any, settings: RunSettings) -> None:
-    """See to what else writes the run's weights, where its checkpoints are sealed."""
+def guard(trainer: Any, settings: RunSettings, *, own_saves_pass: bool = False) -> None:
+    """See to what else writes the run's weights, where its checkpoints are sealed.
+
+    Args:
+        trainer: the Trainer.
+        settings: the run's.
+        own_saves_pass: the Trainer's own checkpoints are written as ever, and somebody sees to them.
+    """
     if not policy_seals(settings.options["security"]):
         return
-    replace_for_good(trainer, "save_model", lambda original: _guarded(original, trainer, settings))
+
+    def guarded(original: Callable[..., None]) -> Callable[..., None]:
+        seals = _guarded(original, trainer, settings)
+
+        def save_model(output_dir: str | None = None, _internal_call: bool = False) -> None:
+            (original if own_saves_pass and _internal_call else seals)(output_dir, _internal_call)
+
+        return save_model
+
+    replace_for_good(trainer, "save_model", guarded)
 
 
 def _guarded(original: Callable[..., None], trainer: Any, settings: RunSettings) -> Callable[..., None]:
