@@ -14,7 +14,7 @@ from torch import nn
 
 from strongroom.errors import StateMismatchError
 from strongroom.frontend import Place
-from strongroom.resume import RngState, SkipMode
+from strongroom.resume import DataPosition, RngState, SkipMode
 from strongroom.resume.following import FollowedLoader
 from strongroom_accelerate import seam
 from strongroom_accelerate.voice import VOICE
@@ -95,8 +95,9 @@ class PreparedLoaders:
                 f"the run had {len(place.positions)} prepared data loaders, and this program has "
                 f"{len(loaders)}; prepare the same ones, in the same order, or begin anew with resume='never'"
             )
-        for loader, seed in zip(loaders, seeds, strict=False):
+        for loader, seed, position in zip(loaders, seeds, place.positions, strict=False):
             seam.set_seed(loader.loader, seed)
+            seam.begin_when_asked(loader.loader, is_first_epoch=_is_in_first(position))
         self._awaited, self._seeds = None, seeds
         if len(loaders) < len(place.positions):
             self._awaited = replace(place, rng=RngState.capture() if is_new_rank else place.rng)
@@ -135,6 +136,7 @@ class PreparedLoaders:
             info=VOICE.info,
             warn=VOICE.warn,
         )
+        seam.begin_when_asked(loader, is_first_epoch=True)
         number = len(self._known)
         self._known.append(made)
         if self._awaited is not None and number < len(self._awaited.positions):
@@ -145,6 +147,7 @@ class PreparedLoaders:
         """One that is prepared after the resume; the global streams stay as they are now."""
         if number < len(self._seeds):
             seam.set_seed(loader.loader, self._seeds[number])
+        seam.begin_when_asked(loader.loader, is_first_epoch=_is_in_first(place.positions[number]))
         now = RngState.capture()
         own = place.rng.of_part(f"loader{number}.")
         job = seam.job_shape(self._accelerator)
@@ -154,3 +157,9 @@ class PreparedLoaders:
         for note in own.restore(loader.generators()):
             VOICE.warn(f"the resumed run may differ from an uninterrupted one: {note}")
         now.restore()
+
+
+def _is_in_first(position: DataPosition) -> bool:
+    """Whether the next iterator that is made is that of the first epoch."""
+    is_full = position.batches > 0 and position.lengths == (position.batches,)
+    return position.epoch == 0 and not is_full

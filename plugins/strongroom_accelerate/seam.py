@@ -17,12 +17,13 @@ from accelerate import data_loader
 from accelerate.utils import DistributedType
 
 from strongroom.errors import ConfigError
-from strongroom.resume import Generator, JobShape, generators_of
+from strongroom.resume import Generator, JobShape, RngState, generators_of
 
 __all__ = [
     "active_loader",
     "bare_optimizers",
     "bare_schedulers",
+    "begin_when_asked",
     "check_supported",
     "has_engine",
     "is_at_end",
@@ -201,6 +202,32 @@ def _seeded(loader: Any) -> Any:
     with suppress(AttributeError):
         sampler = data_loader.get_sampler(loader)
     return sampler if isinstance(sampler, data_loader.SeedableRandomSampler) else None
+
+
+def begin_when_asked(loader: Any, *, is_first_epoch: bool) -> None:
+    """Let a loader that keeps its own place make its first iterator when it is asked for it, as others do.
+
+    Accelerate asks such a loader for its place when it prepares it, which makes the iterator of the first
+    epoch then and there, from a random state that nobody has noted. What is drawn for that iterator is put
+    back, as it is for a run that makes it ahead.
+    """
+    stock = stock_loader(loader)
+    if not hasattr(stock, "_initial_iter_for_state_dict"):
+        return
+    if stock._initial_iter_for_state_dict:
+        stock._iterator, stock._initial_iter_for_state_dict = None, False
+    vars(stock).pop("__iter__", None)
+    if is_first_epoch:
+
+        def first() -> Any:
+            del vars(stock)["__iter__"]
+            generators = loader_generators(loader)
+            before = RngState.capture(generators)
+            made = type(stock).__iter__(stock)
+            before.restore(generators)
+            return made
+
+        vars(stock)["__iter__"] = first  # a DataLoader refuses to be assigned some names
 
 
 def job_shape(accelerator: Any) -> JobShape:

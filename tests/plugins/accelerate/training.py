@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ for folder in (str(_HERE.parent), str(_HERE)):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
+import numpy as np  # noqa: E402 - as below
 import torch  # noqa: E402 - as below
 from accelerate import (  # noqa: E402 - as below
     Accelerator,
@@ -39,13 +42,16 @@ __all__ = [
     "EPOCHS",
     "LOADERS",
     "BrokenOffError",
+    "FrontEndLauncher",
     "Numbers",
     "Outcome",
     "Progress",
     "expected_warnings",
     "launcher_of",
     "new_accelerator",
+    "terminate",
     "train",
+    "train_often",
 ]
 
 BATCHES, EPOCHS, BATCH_SIZE = 6, 2, 4
@@ -53,15 +59,21 @@ BATCHES, EPOCHS, BATCH_SIZE = 6, 2, 4
 expected_warnings = (
     "ignore:.*multi-threaded, use of fork:DeprecationWarning",
     "ignore:DTensor random operators may not have complete support:UserWarning",
-    # Accelerate's own way of making a group on CPUs.
-    "ignore:.*You are using a CPU-only setup:UserWarning",
+    # torchdata's loader, of torch.
+    "ignore:'set_vital' is deprecated:UserWarning",
 )
 """What frameworks say of small runs; every other warning is an error on a rank, as it is in a test."""
 
 
 def as_rank() -> None:
     warnings_are_errors(expected_warnings)
-    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    # To Accelerate such a rank looks as one that a launcher has started on this host; its group exists.
+    os.environ.update(
+        ACCELERATE_USE_CPU="true",
+        LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"],
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+    )
     logging.getLogger("strongroom_accelerate").setLevel("INFO")
 
 
@@ -179,7 +191,7 @@ class Outcome:
     """What a run left behind; plain, since it crosses processes."""
 
     losses: list[float]
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, np.ndarray]
     lr: float
     steps: int
     progress: dict[str, Any]
@@ -192,7 +204,7 @@ class Outcome:
         assert self.losses == reference.losses[len(reference.losses) - len(self.losses) :]
         assert self.weights.keys() == reference.weights.keys()
         for name, value in self.weights.items():
-            assert torch.equal(value, reference.weights[name]), name
+            assert np.array_equal(value, reference.weights[name]), name
         assert self.lr == reference.lr
         assert self.steps == reference.steps
         assert self.progress == reference.progress
@@ -202,11 +214,12 @@ def classifier() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
 
 
-def whole(module: nn.Module) -> dict[str, torch.Tensor]:
+def whole(module: nn.Module) -> dict[str, np.ndarray]:
+    """Every tensor, put together where it is distributed; as arrays, whose memory crosses processes."""
     found = {}
     for name, value in module.state_dict().items():
         full = value.full_tensor() if hasattr(value, "full_tensor") else value
-        found[name.removeprefix("module.")] = full.detach().cpu().clone()
+        found[name.removeprefix("module.")] = full.detach().cpu().numpy().copy()
     return found
 
 
@@ -226,6 +239,7 @@ def train(
     strongroom: Mapping[str, Any] | None = None,
     accelerator: Mapping[str, Any] | None = None,
     before: Callable[[Any, Any], None] | None = None,
+    pace_s: float = 0.0,
 ) -> Outcome:
     """Train a fresh model, as a new process would.
 
@@ -239,6 +253,7 @@ def train(
         in_context: the loop stands in a ``with`` block.
         strongroom: arguments of `Strongroom`; it saves at every step unless told otherwise.
         before: is called with the Accelerator and the Strongroom before the loop.
+        pace_s: how long a batch takes at least.
     """
     make, configuration = LOADERS[loader]
     made = new_accelerator(
@@ -278,6 +293,7 @@ def train(
     with run if run is not None and in_context else nullcontext():
         for epoch in epochs():
             for x, y in data:
+                time.sleep(pace_s)
                 if done == until and strikes:
                     if act is None:
                         raise BrokenOffError
@@ -309,6 +325,22 @@ def train(
         progress={**progress.state_dict()},
         has_resumed=has_resumed,
     )
+
+
+def terminate() -> None:
+    """As a job manager tells a process to stop."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_often(plans: Sequence[Mapping[str, Any]]) -> list[Outcome | None]:
+    """One run after the other; None for one that was broken off."""
+    found: list[Outcome | None] = []
+    for plan in plans:
+        try:
+            found.append(train(**plan))
+        except BrokenOffError:
+            found.append(None)
+    return found
 
 
 def _batches(run: Strongroom, accumulate: int) -> int:
