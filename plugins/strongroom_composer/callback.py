@@ -79,7 +79,8 @@ class StrongroomCheckpoint(Callback):  # type: ignore[misc]  # Composer's classe
         trainer = seam.trainer_of(state)
         arguments = self._arguments.in_run(lambda text: seam.fill(text, state.run_name))
         guard(trainer, self, arguments)
-        self._run = Run(trainer, self, arguments)
+        is_named = "{run_name" in self._arguments.root
+        self._run = Run(trainer, self, arguments, is_named=is_named)
         _watch_fit(trainer, self._run)
         # What other callbacks see when they are told that all is loaded is what was resumed.
         state.callbacks.remove(self)

@@ -33,14 +33,16 @@ class Run:
         trainer: Composer's.
         ours: our callback.
         arguments: the callback's, with the run's name filled in.
+        is_named: whether its root has the run's name in it.
     """
 
-    def __init__(self, trainer: Any, ours: Any, arguments: Arguments) -> None:
+    def __init__(self, trainer: Any, ours: Any, arguments: Arguments, *, is_named: bool) -> None:
         # Weakly: Composer closes a Trainer when nothing refers to it any more.
         self._trainer = weakref.ref(trainer)
         self._state = trainer.state
         self._ours = ours
         self.arguments = arguments
+        self._is_named = is_named
         self._figures = Figures()
         self._encoding = Encoding(arguments.unencodable, VOICE)
         self._is_due = seam.interval(arguments.save_interval)
@@ -110,7 +112,7 @@ class Run:
 
     def _say_if_never_found(self) -> None:
         state = self._state
-        if self.arguments.root != self._ours.root and _DRAWN_NAME.fullmatch(state.run_name):
+        if self._is_named and _DRAWN_NAME.fullmatch(state.run_name):
             VOICE.warn(
                 f"the root {self.arguments.root} has the run's name in it, and {state.run_name} looks drawn: "
                 f"the next start will draw another one and find nothing; give the Trainer a run_name"

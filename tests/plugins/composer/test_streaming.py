@@ -1,4 +1,4 @@
-"""Data sets that keep their own place, as MosaicML's streaming ones do; there Composer loses the random state.
+"""Data sets that keep their own place, as MosaicML's streaming ones do; Composer loses the random state.
 
 Composer gives such a data set its state back and passes over nothing; and with the batches that it does not
 pass over it leaves out the moment at which it would have put the random streams back.
