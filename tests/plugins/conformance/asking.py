@@ -151,6 +151,10 @@ def end(name: str, plan: RunPlan, folder: Path, *, is_unsupported: bool = False)
 def _listening() -> Iterator[list[str]]:
     """What is said meanwhile: through any logger, whoever its handlers belong to, or as a warning."""
     said: list[str] = []
+    for logger in logging.root.manager.loggerDict.values():
+        # A rank is told to be quiet, which is no part of what is asked.
+        if isinstance(logger, logging.Logger) and logger.level > logging.WARNING:
+            logger.setLevel(logging.WARNING)
     make = logging.getLogRecordFactory()
 
     def record(*arguments: Any, **options: Any) -> logging.LogRecord:
