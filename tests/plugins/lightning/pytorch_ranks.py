@@ -1,4 +1,4 @@
-"""What ranks train under the package ``pytorch_lightning``: a small run, whole or sharded. Importable by name."""
+"""What ranks train under the package ``pytorch_lightning``, whole or sharded. Importable by name."""
 
 from __future__ import annotations
 
