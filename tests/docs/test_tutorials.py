@@ -1,15 +1,19 @@
-"""Both tutorials keep their promise: killed and started again, the program ends with the same weights."""
+"""The tutorials keep their promise: killed and started again, the program ends with the same weights.
+
+Those of the third one are the examples, whose own tests kill them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pages import DOCS, files
+from pages import DOCS, ROOT, files
 
 TUTORIALS = DOCS / "tutorial"
 
@@ -77,3 +81,16 @@ def test_the_lightning_run_ends_with_the_same_weights_after_a_kill(tmp_path: Pat
     found, output = last_line(program, tmp_path / "killed")
     assert found == expected
     assert "step 0 loss" not in output
+
+
+def test_the_lines_of_the_third_tutorial_are_those_of_the_examples_in_their_order() -> None:
+    page = (TUTORIALS / "frameworks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- lines of (\S+) -->\n```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 3
+    for name, lines in shown:
+        source = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        rest = iter(source)
+        missing = [line for line in lines.splitlines() if line and line not in rest]
+        assert missing == [], name
+        marked = [line for line in source if "# Strongroom" in line]
+        assert [line for line in marked if line not in lines.splitlines()] == [], name
