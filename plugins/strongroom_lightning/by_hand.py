@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, KeepLast, PerRank
+from strongroom.auditing import NO_AUDIT
 from strongroom.config import load_policy
 from strongroom.errors import ConfigError
-from strongroom.exporting.onefile import write_weights
 from strongroom.resume import RngState
 from strongroom_lightning import contents
 from strongroom_lightning.arguments import Arguments
 from strongroom_lightning.encoding import Encoding
+from strongroom_lightning.handing_over import hand_over
 from strongroom_lightning.namespace import Namespace
-from strongroom_lightning.strategies import whole_weights
 from strongroom_lightning.uri import CheckpointUri
 
 if TYPE_CHECKING:
@@ -180,10 +180,8 @@ class ByHand:
                 f"save_checkpoint({path!r}) would leave the weights for anyone to read, and the policy seals "
                 f"them; `strongroom export {self._arguments.dirpath} --to FOLDER` does that where it is meant"
             )
-        weights = whole_weights(trainer)  # of all ranks together
-        if trainer.is_global_zero:
-            write_weights(path, weights)
-        trainer.strategy.barrier("StrongroomCheckpoint.save_checkpoint")
+        auditor = NO_AUDIT if policy is None else policy.auditor
+        hand_over(trainer, path, root=self._arguments.dirpath, auditor=auditor)
 
     def _save_apart(self, trainer: Any, root: str, *, weights_only: bool) -> None:
         """Save into a root of its own and wait for it; an earlier one that was saved there by hand goes."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strongroom import AuditError, StateEncodingError
+from strongroom import AuditError, ConfigError, StateEncodingError
 from strongroom.auditing import Action, Outcome, Phase
 from strongroom.loading import load
 from strongroom.testing.auditing import RecordingAuditor
@@ -98,6 +98,34 @@ def test_a_save_by_hand_is_on_record(
     assert saved.checkpoint is not None
     assert saved.checkpoint.step == trainer.global_step
     assert "apart.ckpt" in saved.root
+
+
+def test_weights_that_are_handed_over_are_on_record_as_an_export_first(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = fit(root, checkpoint={**options, "every_n_train_steps": 100}).trainer
+    auditor.acts.clear()
+    trainer.save_checkpoint(tmp_path / "x.safetensors", weights_only=True)
+    intended, done = auditor.acts
+    assert (intended.action, intended.phase, intended.run) == (Action.EXPORT, Phase.INTENDED, "r")
+    assert (done.phase, done.outcome, done.root) == (Phase.FINISHED, Outcome.SUCCESS, root.as_uri())
+    assert done.details["step"] == trainer.global_step
+    assert done.details["tensors"] == len(trainer.lightning_module.state_dict())
+    auditor.refuses = True
+    with pytest.raises(AuditError):
+        trainer.save_checkpoint(tmp_path / "y.safetensors", weights_only=True)
+    assert not (tmp_path / "y.safetensors").exists()
+    assert auditor.acts[-1].outcome is Outcome.DENIED
+
+
+def test_weights_that_cannot_be_written_are_on_record_as_a_failure(
+    fit: Any, root: Path, auditor: RecordingAuditor, options: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = fit(root, checkpoint={**options, "every_n_train_steps": 100}).trainer
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(ConfigError, match="cannot be a safetensors file"):
+        trainer.save_checkpoint(tmp_path / "folder.safetensors", weights_only=True)
+    assert auditor.of(Action.EXPORT)[-1].outcome is Outcome.FAILURE
 
 
 def test_a_checkpoint_that_is_loaded_without_a_run_is_on_record_first(

@@ -28,3 +28,16 @@ def test_ranks_save_together_and_one_loads_the_whole(
     file = {name: value.flatten().tolist() for name, value in load_file(tmp_path / "x.safetensors").items()}
     assert file == done["weights"]
     assert len(list((tmp_path / "run").glob("step-*"))) == 1
+
+
+def test_a_file_that_rank_0_cannot_write_is_an_error_on_every_rank(
+    launcher: LightningLauncher, tmp_path: Path
+) -> None:
+    first, second = launcher.start(by_hand_ranks.hand_over_into_a_folder, tmp_path, ranks=2).outcomes(
+        limit_s=60
+    )
+    assert first.error is not None
+    assert first.error[0] == "ConfigError"
+    assert second.error is not None
+    assert second.error[0] == "RankFailedError"
+    assert "rank 0 did not write folder.safetensors (ConfigError: " in second.error[1]
