@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strongroom.errors import ConfigError
-from strongroom.frontend import RunSettings, policy_seals
+from strongroom.frontend import RunSettings
 from strongroom.resume.mode import ResumeMode
 
 __all__ = [
@@ -48,7 +48,7 @@ def read_options(root: str | os.PathLike[str], options: Mapping[str, Any]) -> Ru
     Raises:
         ConfigError: a value that cannot work, or an unknown option.
     """
-    return RunSettings.read(root, options)
+    return RunSettings.read(root, options, known=("base", "release"))
 
 
 def name_of(root: str, step: int) -> str:
@@ -116,10 +116,6 @@ def check_training_arguments(args: Any, settings: RunSettings) -> None:
     if args.deepspeed:
         raise ConfigError(
             "DeepSpeed keeps model and optimizer in its own engine, which only its own checkpoints hold; "
-            "Strongroom cannot stand in for them in a Trainer. Train with DDP or FSDP2, or without it"
-        )
-    if args.push_to_hub and policy_seals(settings.options["security"]) and settings.escapes == "refuse":
-        raise ConfigError(
-            "push_to_hub=True publishes this run's weights, and its checkpoints are sealed with "
-            "escapes='refuse'; leave one of them out"
+            "StrongroomCallback cannot stand in for them. Train with DDP or FSDP2; or let the Trainer save "
+            "in its own way, and each of its folders be sealed: SealedFolders(root).attach(trainer)"
         )

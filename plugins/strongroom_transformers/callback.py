@@ -18,6 +18,7 @@ from strongroom_transformers import contents, escapes, seam
 from strongroom_transformers.arguments import Asked, asked_for, check_training_arguments, read_options
 from strongroom_transformers.beginning import Beginning
 from strongroom_transformers.best import load_best
+from strongroom_transformers.hub import Release, Releases, check_hub, check_release
 from strongroom_transformers.peft import BaseRule, ModelWeights, check_base_rule
 from strongroom_transformers.provenance import known_of
 from strongroom_transformers.refusals import check_trainer
@@ -51,6 +52,8 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         base: where the model has adapters (PEFT), what becomes of the weights below them: ``"digest"``
             (the default) names them by their digest, and a resume onto other ones is an error;
             ``"store"`` stores them with every save.
+        release: with ``"safetensors"``, a run whose policy seals its checkpoints may publish its weights on
+            the Hub all the same, in that form. Default None: it may not.
         options: as `strongroom.frontend.RunOptions` has them.
 
     Attributes:
@@ -63,9 +66,15 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, base: BaseRule = "digest", **options: Unpack[RunOptions]
+        self,
+        root: str | os.PathLike[str],
+        *,
+        base: BaseRule = "digest",
+        release: Release | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         self.settings = read_options(root, options)
+        self._release = check_release(release)
         algorithm: DigestAlgorithm = self.settings.options["digest"] or "blake3"
         self.weights: contents.Weights = ModelWeights(check_base_rule(base), algorithm)
         self.on_commit: list[OnCommit] = []
@@ -97,6 +106,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         seam.check_supported(trainer)
         check_trainer(trainer)
         check_training_arguments(trainer.args, self.settings)
+        check_hub(trainer.args, self.settings, self._release)
         setattr(trainer, _MARK, self)
         self._trainer = trainer
         if not any(callback is self for callback in trainer.callback_handler.callbacks):
@@ -118,6 +128,9 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         ):
             replace_for_good(owner, name, make)
         escapes.guard(trainer, self.settings)
+        releases = Releases(trainer, self.settings, self._release)
+        releases.guard()
+        self.on_commit.append(releases.is_committed)
         return self
 
     # ---------------------------------------------------------------------------- what the Trainer tells of

@@ -19,8 +19,7 @@ from typing import Any, Final
 from transformers import Trainer, TrainerCallback
 from typing_extensions import Self, Unpack
 
-from strongroom import Checkpointer
-from strongroom.errors import CheckpointNotFoundError, ConfigError
+from strongroom.errors import ConfigError
 from strongroom.frontend import (
     Gathered,
     Preempted,
@@ -34,6 +33,7 @@ from strongroom.frontend import (
     replace_for_good,
 )
 from strongroom.handle import SaveHandle
+from strongroom.loading import load
 from strongroom.resume import Moment, RngState, SaveIntervals, plan_resume
 from strongroom_transformers import escapes, retaining, seam
 from strongroom_transformers.arguments import Asked, asked_for, keep_limit
@@ -219,10 +219,7 @@ def unseal(
         StoreError: the folder is there, or cannot be written.
         IntegrityError, NoKeyError, ...: as `strongroom.Checkpointer.restore`.
     """
-    with Checkpointer(root, security=security) as checkpointer:
-        restored = checkpointer.restore(step=step)
-    if restored is None:
-        raise CheckpointNotFoundError(f"{os.fspath(root)} holds no committed checkpoint to unseal")
+    restored = load(root, step=step, security=security)
     folder = Path(to).absolute()
     put_down(restored.state, folder)
     return folder

@@ -18,14 +18,16 @@ def check_trainer(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         raise ConfigError(
             "DeepSpeed keeps model and optimizer in its own engine, which only its own checkpoints hold; "
-            "Strongroom cannot stand in for them in a Trainer. Train with DDP or FSDP2"
+            "StrongroomCallback cannot stand in for them. Train with DDP or FSDP2; or let the Trainer save "
+            "in its own way, and each of its folders be sealed: SealedFolders(root).attach(trainer)"
         )
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) == 1:
         raise ConfigError(
             "FSDP1 flattens the parameters, and its checkpoints are another kind of state; use FSDP2: "
             "TrainingArguments(fsdp_config={'fsdp_version': 2, ...}), or fsdp_version: 2 in Accelerate's "
-            "configuration"
+            "configuration; or let the Trainer save in its own way, and each of its folders be sealed: "
+            "SealedFolders(root).attach(trainer)"
         )
     if getattr(trainer, "is_fsdp_xla_enabled", False):
         raise ConfigError("training under XLA is not supported: nothing here was ever run on a TPU")

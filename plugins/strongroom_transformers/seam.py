@@ -54,9 +54,18 @@ _REPLACED: Final = (
 )
 """Methods of a Trainer that are replaced, or called from those."""
 
-_NEEDED: Final = ("_load_callback_state", "store_flos", "is_world_process_zero")
+_NEEDED: Final = (
+    "_load_callback_state",
+    "store_flos",
+    "is_world_process_zero",
+    "push_to_hub",
+    "_finish_current_push",
+    "create_model_card",
+    "init_hf_repo",
+)
 
 _ATTRIBUTES: Final = (
+    "hub_model_id",
     "_train_batch_size",
     "callback_handler",
     "model_wrapped",
