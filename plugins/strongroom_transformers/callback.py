@@ -192,6 +192,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
             return
         with self._reader() as checkpointer:
             restored = checkpointer.restore(
+                {contents.OWN_PART: None},
                 only=(contents.OWN_PART,),
                 step=self._asked.step,
                 stand_in=0,
