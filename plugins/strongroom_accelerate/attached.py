@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from strongroom.errors import ConfigError
@@ -71,6 +71,7 @@ class AttachedRun:
             security=arguments.options["security"],
             escapes=arguments.escapes,
         )
+        self._loaders.followed()
         self.was_prepared()
         atexit.register(self._at_exit)
 
@@ -193,8 +194,10 @@ class AttachedRun:
         run.restore(plan, step=step, options=options)
         self._told_to_load, self._has_resumed = said, True
 
+    def preparing(self, loader: Any) -> AbstractContextManager[None]:
+        return self._loaders.preparing(loader)
+
     def was_prepared(self) -> None:
-        self._loaders.followed()
         optimizers = seam.bare_optimizers(self._accelerator)
         first = optimizers[0] if optimizers else None
         if first is not None and first is not self._counted and hasattr(first, "register_step_post_hook"):

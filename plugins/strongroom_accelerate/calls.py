@@ -36,8 +36,11 @@ class Attached(Protocol):
     ) -> None:
         """Restore, as ``load_state`` was asked to."""
 
+    def preparing(self, loader: Any) -> AbstractContextManager[None]:
+        """A loader is being prepared."""
+
     def was_prepared(self) -> None:
-        """Something was prepared."""
+        """An optimizer was prepared."""
 
     def is_resumed(self, loader: Any) -> bool:
         """Whether the loader goes on by itself where the run stood."""
@@ -62,8 +65,8 @@ def attach(
     replace = replacements.replace
     replace(accelerator, "save_state", lambda _: _save_state(accelerator, run))
     replace(accelerator, "load_state", lambda original: _load_state(run, original, security, escapes))
-    replace(accelerator, "prepare_data_loader", lambda original: _prepares(run, original))
-    replace(accelerator, "prepare_optimizer", lambda original: _prepares(run, original))
+    replace(accelerator, "prepare_data_loader", lambda original: _prepare_data_loader(run, original))
+    replace(accelerator, "prepare_optimizer", lambda original: _prepare_optimizer(run, original))
     replace(accelerator, "skip_first_batches", lambda original: _skip_first_batches(run, original))
     replace(accelerator, "join_uneven_inputs", lambda original: _join_uneven_inputs(run, original))
     replace(accelerator, "free_memory", lambda original: _free_memory(run, original))
@@ -121,13 +124,21 @@ def _load_state(
     return load_state
 
 
-def _prepares(run: Attached, original: Callable[..., Any]) -> Callable[..., Any]:
-    def prepare(*arguments: Any, **options: Any) -> Any:
+def _prepare_data_loader(run: Attached, original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_data_loader(data_loader: Any, *arguments: Any, **options: Any) -> Any:
+        with run.preparing(data_loader):
+            return original(data_loader, *arguments, **options)
+
+    return prepare_data_loader
+
+
+def _prepare_optimizer(run: Attached, original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_optimizer(*arguments: Any, **options: Any) -> Any:
         prepared = original(*arguments, **options)
         run.was_prepared()
         return prepared
 
-    return prepare
+    return prepare_optimizer
 
 
 def _skip_first_batches(run: Attached, original: Callable[..., Any]) -> Callable[..., Any]:

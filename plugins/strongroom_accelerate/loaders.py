@@ -6,7 +6,8 @@ back when it comes: its place in the list of all says which of the checkpoint's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from strongroom.errors import StateMismatchError
 from strongroom.frontend import Place
-from strongroom.resume import DataPosition, RngState, SkipMode
+from strongroom.resume import DataPosition, RngState, SkipMode, generators_of
 from strongroom.resume.following import FollowedLoader
 from strongroom_accelerate import seam
 from strongroom_accelerate.voice import VOICE
@@ -37,6 +38,7 @@ class PreparedLoaders:
         self._awaited: Place | None = None
         self._seeds: Sequence[int | None] = ()
         self._has_told = False
+        self._made_ahead = False
 
     def followed(self) -> list[FollowedLoader]:
         """All of them; those that have come meanwhile are followed from now on, others are let go."""
@@ -50,6 +52,19 @@ class PreparedLoaders:
                 one.release()
         self._known = found
         return found
+
+    @contextmanager
+    def preparing(self, loader: Any) -> Iterator[None]:
+        """Accelerate prepares a loader, inside the block; then it is followed."""
+        generators = generators_of(loader)
+        before = RngState.capture(generators)
+        yield
+        self._made_ahead = False
+        self.followed()
+        if self._made_ahead:  # from generators of its own, perhaps, which stand where they stood once more
+            now = RngState.capture()
+            before.restore(generators)
+            now.restore()
 
     def active(self) -> FollowedLoader | None:
         """The one that training reads from: what was read in between, such as validation's, is over."""
@@ -136,7 +151,7 @@ class PreparedLoaders:
             info=VOICE.info,
             warn=VOICE.warn,
         )
-        seam.begin_when_asked(loader, is_first_epoch=True)
+        self._made_ahead = seam.begin_when_asked(loader, is_first_epoch=True)
         number = len(self._known)
         self._known.append(made)
         if self._awaited is not None and number < len(self._awaited.positions):

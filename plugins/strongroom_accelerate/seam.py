@@ -204,30 +204,34 @@ def _seeded(loader: Any) -> Any:
     return sampler if isinstance(sampler, data_loader.SeedableRandomSampler) else None
 
 
-def begin_when_asked(loader: Any, *, is_first_epoch: bool) -> None:
+def begin_when_asked(loader: Any, *, is_first_epoch: bool) -> bool:
     """Let a loader that keeps its own place make its first iterator when it is asked for it, as others do.
 
     Accelerate asks such a loader for its place when it prepares it, which makes the iterator of the first
-    epoch then and there, from a random state that nobody has noted. What is drawn for that iterator is put
-    back, as it is for a run that makes it ahead.
+    epoch then and there, from a random state that nobody has noted. What is drawn for that iterator of the
+    global streams is put back, as they are not drawn from then in a run that has made it ahead.
+
+    Returns:
+        whether an iterator was made ahead, and is let go of.
     """
     stock = stock_loader(loader)
     if not hasattr(stock, "_initial_iter_for_state_dict"):
-        return
-    if stock._initial_iter_for_state_dict:
+        return False
+    was_made = bool(stock._initial_iter_for_state_dict)
+    if was_made:
         stock._iterator, stock._initial_iter_for_state_dict = None, False
     vars(stock).pop("__iter__", None)
     if is_first_epoch:
 
         def first() -> Any:
             del vars(stock)["__iter__"]
-            generators = loader_generators(loader)
-            before = RngState.capture(generators)
+            before = RngState.capture()
             made = type(stock).__iter__(stock)
-            before.restore(generators)
+            before.restore()
             return made
 
         vars(stock)["__iter__"] = first  # a DataLoader refuses to be assigned some names
+    return was_made
 
 
 def job_shape(accelerator: Any) -> JobShape:

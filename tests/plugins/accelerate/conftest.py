@@ -1,4 +1,4 @@
-"""Fixtures of the Accelerate front end's tests; the loop that they train is in `training`."""
+"""Fixtures of the Accelerate front end's tests; the loop that they train is in `accelerate_runs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 # Ranks are other processes: what they run must be importable there by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training import FrontEndLauncher, Outcome, expected_warnings, launcher_of, train
+from accelerate_runs import FrontEndLauncher, Outcome, expected_warnings, launcher_of, train
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate_runs import LOADERS, FrontEndLauncher, Outcome, terminate, train, train_often
 from processes import die
-from training import LOADERS, FrontEndLauncher, Outcome, terminate, train, train_often
 
 from strongroom import Checkpointer
 
@@ -61,7 +61,9 @@ def test_one_of_two_processes_is_killed(
     way: str, launcher: FrontEndLauncher, references: Any, tmp_path: Path
 ) -> None:
     root = tmp_path / "run"
-    outcomes = launcher.start(train, root, way=way, until=9, act=die, on=(1,), ranks=2).outcomes()
+    outcomes = launcher.start(
+        train, root, way=way, until=10, act=die, on=(1,), strongroom={"every_n_steps": 4}, ranks=2
+    ).outcomes()
     assert outcomes[1].exit_code == -signal.SIGKILL
     assert outcomes[0].error is not None
     _like(launcher.run(train, root, way=way, seed=99, ranks=2), references[way])

@@ -41,11 +41,13 @@ __all__ = [
     "BATCHES",
     "EPOCHS",
     "LOADERS",
+    "PRELOADED",
     "BrokenOffError",
     "FrontEndLauncher",
     "Numbers",
     "Outcome",
     "Progress",
+    "as_rank",
     "expected_warnings",
     "launcher_of",
     "new_accelerator",
@@ -65,7 +67,11 @@ expected_warnings = (
 """What frameworks say of small runs; every other warning is an error on a rank, as it is in a test."""
 
 
+PRELOADED = ("accelerate", "accelerate.utils.fsdp_utils", "strongroom_accelerate.attaching")
+
+
 def as_rank() -> None:
+    """Prepare a rank."""
     warnings_are_errors(expected_warnings)
     # To Accelerate such a rank looks as one that a launcher has started on this host; its group exists.
     os.environ.update(
@@ -79,7 +85,7 @@ def as_rank() -> None:
 
 def launcher_of() -> FrontEndLauncher:
     """Starts ranks from a forkserver that has imported Accelerate."""
-    return FrontEndLauncher(("accelerate", "accelerate.utils.fsdp_utils", "strongroom_accelerate"), as_rank)
+    return FrontEndLauncher(PRELOADED, as_rank)
 
 
 class BrokenOffError(Exception):
@@ -262,7 +268,11 @@ def train(
         dataloader_config=DataLoaderConfiguration(**configuration),
         **(accelerator or {}),
     )
-    run = Strongroom(made, root, **(strongroom or {"every_n_steps": 1})) if root is not None else None
+    run = (
+        Strongroom(made, root, **({"every_n_steps": 1} if strongroom is None else strongroom))
+        if root is not None
+        else None
+    )
     progress = Progress()
     made.register_for_checkpointing(progress)
     set_seed(7)
