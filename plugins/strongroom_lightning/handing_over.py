@@ -1,4 +1,4 @@
-"""The module's weights alone, as a safetensors file for others: who writes it, and what it is on record as."""
+"""The weights alone as a safetensors file for others: who writes it, and what that is on record as."""
 
 from __future__ import annotations
 
