@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from composer.callbacks import checkpoint_saver
 
 # Ranks are other processes: what they run must be importable there by name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,6 +28,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(Path(__file__).parent):
         for warning in COMPOSERS_OWN_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def _composers_saver_is_tidied_up_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Its CheckpointSaver makes a temporary folder and leaves it to the garbage collection, which warns."""
+    made: list[tempfile.TemporaryDirectory[str]] = []
+
+    def make() -> tempfile.TemporaryDirectory[str]:
+        made.append(tempfile.TemporaryDirectory())
+        return made[-1]
+
+    monkeypatch.setattr(checkpoint_saver, "tempfile", SimpleNamespace(TemporaryDirectory=make))
+    yield
+    for folder in made:
+        folder.cleanup()
 
 
 @pytest.fixture
