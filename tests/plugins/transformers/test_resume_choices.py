@@ -158,7 +158,7 @@ def test_what_another_program_wrote_is_refused(train: Train, root: Path) -> None
 
 def test_another_model_is_an_error_that_lists_what_differs(train: Train) -> None:
     train(until=3)
-    with pytest.raises(StateMismatchError, match="net.0.weight"):
+    with pytest.raises(StateMismatchError, match=r"net\.0\.weight"):
         train(model=Net(width=5))
 
 
