@@ -98,9 +98,8 @@ class Run:
 
     def _explain_by_algorithms(self, checkpointer: Checkpointer, error: StateMismatchError) -> None:
         """Where the model differs since an algorithm that changes it is missing, say that."""
-        pattern = f"{contents.OWN_PART}/algorithms/**"
         try:
-            found = checkpointer.restore({contents.OWN_PART: None}, only=pattern, stand_in=0)
+            found = checkpointer.restore({contents.OWN_PART: None}, only=contents.OWN_PART, stand_in=0)
         except StrongroomError:
             return
         if found is not None:
