@@ -104,7 +104,7 @@ def check_supported(accelerator: Any) -> None:
         f"{path}.{name}".lstrip(".")
         for path, names in _NEEDED.items()
         for name in names
-        if not _has(getattr(accelerator, path) if path else accelerator, name)
+        if not _has(getattr(accelerator, path, None) if path else accelerator, name)
     ]
     for kind, names in _OF_LOADERS.items():
         owner = getattr(data_loader, kind, None)

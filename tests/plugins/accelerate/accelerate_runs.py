@@ -44,6 +44,7 @@ __all__ = [
     "PRELOADED",
     "BrokenOffError",
     "FrontEndLauncher",
+    "Loop",
     "Numbers",
     "Outcome",
     "Progress",
@@ -368,3 +369,68 @@ def _validate(model: nn.Module, data: Any, *, breaks_off: bool) -> None:
             if breaks_off:
                 break
     model.train()
+
+
+class Loop:
+    """A run in the hands of a test, batch by batch.
+
+    Args:
+        root: where to save; None trains without us.
+        accelerator: arguments of the Accelerator.
+        before_prepare: is called with the Accelerator, before anything is prepared.
+        options: arguments of `Strongroom`.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None,
+        *,
+        accelerator: Mapping[str, Any] | None = None,
+        before_prepare: Callable[[Any], None] = lambda _: None,
+        seed: int = 7,
+        **options: Any,
+    ) -> None:
+        self.accelerator = new_accelerator(**(accelerator or {}))
+        before_prepare(self.accelerator)
+        self.run: Any = Strongroom(self.accelerator, root, **options) if root is not None else None
+        torch.manual_seed(7)
+        model = classifier()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        data = DataLoader(Numbers(BATCH_SIZE * BATCHES), batch_size=BATCH_SIZE, shuffle=True)
+        torch.manual_seed(seed)
+        self.model, self.optimizer, self.data = self.accelerator.prepare(model, optimizer, data)
+        self.losses: list[float] = []
+        self._iterator: Iterator[Any] | None = None
+
+    def train(self, batches: int, *, steps: bool = True) -> None:
+        """Train on so many batches more.
+
+        Args:
+            steps: whether the script calls ``step()``.
+        """
+        while batches:
+            self._iterator = iter(self.data) if self._iterator is None else self._iterator
+            batch = next(self._iterator, None)
+            if batch is None:
+                self._iterator = None
+                continue
+            loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+            batches -= 1
+            if steps and self.run is not None:
+                self.run.step()
+
+    def ask(self) -> None:
+        """Ask the loader for an iterator."""
+        self._iterator = iter(self.data)
+
+    def begin_anew(self) -> None:
+        """Ask the loader for a new iterator, as after ``load_state``."""
+        self._iterator = None
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(one.detach().double().sum()) for one in self.model.parameters()]

@@ -1,0 +1,80 @@
+"""One process: broken off anywhere, the run ends as the one that was never interrupted, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate_runs import BATCHES, EPOCHS, LOADERS, BrokenOffError, Outcome, train
+
+Reference = Callable[..., Outcome]
+
+
+def _goes_on(root: Path, reference: Outcome, *, until: int, **options: Any) -> None:
+    with pytest.raises(BrokenOffError):
+        train(root, until=until, **options)
+    resumed = train(root, seed=99, **options)
+    assert resumed.has_resumed
+    resumed.ends_like(reference)
+
+
+@pytest.mark.parametrize("until", range(1, BATCHES * EPOCHS))
+def test_a_run_broken_off_anywhere_ends_as_the_uninterrupted_one(
+    until: int, root: Path, uninterrupted: Reference
+) -> None:
+    _goes_on(root, uninterrupted(), until=until)
+
+
+@pytest.mark.parametrize("until", (3, 6, 7))
+def test_a_loop_by_epochs_goes_on_in_its_epoch(until: int, root: Path, uninterrupted: Reference) -> None:
+    _goes_on(root, uninterrupted(), until=until, by_epochs=True)
+
+
+@pytest.mark.parametrize("accumulate", (2, 4))
+@pytest.mark.parametrize("until", (5, 9))
+def test_where_gradients_are_accumulated_it_goes_on_behind_the_last_step(
+    until: int, accumulate: int, root: Path, uninterrupted: Reference
+) -> None:
+    """Batches that are in no step yet are trained on again."""
+    _goes_on(root, uninterrupted(accumulate=accumulate), until=until, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("loader", sorted(set(LOADERS) - {"stock", "stateful, workers"}))
+@pytest.mark.parametrize("until", (2, 6, 8))
+def test_every_kind_of_loader_goes_on(until: int, loader: str, root: Path, uninterrupted: Reference) -> None:
+    _goes_on(root, uninterrupted(loader=loader), until=until, loader=loader)
+
+
+@pytest.mark.parametrize("until", (2, 8))
+def test_workers_of_a_loader_that_keeps_its_place_go_on(until: int, root: Path, tmp_path: Path) -> None:
+    """In the first epoch they draw otherwise than without us: Accelerate starts them when it prepares it."""
+    reference = train(tmp_path / "reference", loader="stateful, workers")
+    _goes_on(root, reference, until=until, loader="stateful, workers")
+
+
+@pytest.mark.parametrize("loader", sorted(set(LOADERS) - {"stateful, workers"}))
+def test_saving_changes_nothing_of_the_run(loader: str, root: Path, uninterrupted: Reference) -> None:
+    train(root, loader=loader, strongroom={"every_n_steps": 3}).ends_like(uninterrupted(loader=loader))
+
+
+def test_the_sampler_alone_can_be_brought_forward(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(BrokenOffError):
+        train(root, until=4)
+    assert train(root, seed=99, strongroom={"skip": "sampler"}).has_resumed
+    assert "back at batch 4 of epoch 0, by its sampler" in caplog.text
+
+
+def test_a_run_that_is_over_trains_nothing(root: Path, uninterrupted: Reference) -> None:
+    train(root, by_epochs=True)
+    again = train(root, by_epochs=True, seed=99)
+    assert again.losses == []
+    again.ends_like(uninterrupted())
+
+
+def test_a_run_interrupted_again_and_again_ends_the_same(root: Path, uninterrupted: Reference) -> None:
+    for until in (2, 5, 6, 10):
+        with pytest.raises(BrokenOffError):
+            train(root, until=until, seed=until)
+    train(root, seed=99).ends_like(uninterrupted())
