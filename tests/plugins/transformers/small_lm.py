@@ -99,13 +99,14 @@ def trainer(
     kind: type = Trainer,
     callbacks: list[Any] | None = None,
     eval_dataset: Any = None,
+    size: int = 16,
     **changes: Any,
 ) -> Any:
     """A Trainer of this model; ``draw_from`` is where the random streams stand when it begins to train."""
     made = kind(
         model=model,
         args=arguments(folder, **changes),
-        train_dataset=texts(),
+        train_dataset=texts(size),
         eval_dataset=eval_dataset,
         callbacks=[*(callbacks or []), *([] if stops_at is None else [StopAt(stops_at)])],
     )
