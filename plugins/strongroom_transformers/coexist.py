@@ -284,6 +284,7 @@ class _Run:
         """A sealed folder in a private place of this host, made by the first rank of each host."""
         is_first = os.environ.get("LOCAL_RANK", "0") in ("0", "-1")
         restored = self._checkpointer.restore(
+            None if is_first else {FOLDER_PART: None},
             step=step,
             accept_older=self._settings.accept_older,
             only=None if is_first else (FOLDER_PART,),

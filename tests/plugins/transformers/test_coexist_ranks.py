@@ -1,4 +1,4 @@
-"""Two processes under DDP, taken up exactly: with adapters, and with folders of both that are sealed as one."""
+"""Two processes under DDP, taken up exactly: with adapters, and with folders of both, sealed as one."""
 
 from __future__ import annotations
 
