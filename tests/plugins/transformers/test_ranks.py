@@ -73,7 +73,7 @@ def test_killed(
     ends_like(resumed, reference(**settings))
 
 
-def test_told_to_stop_on_one_rank(
+def test_pr_41723_told_to_stop_on_one_rank_all_ranks_save_the_same_step(
     launcher: FrontEndLauncher, reference: Any, tmp_path: Path, root: Path
 ) -> None:
     settings = {**SETTINGS, "save_steps": 100}
