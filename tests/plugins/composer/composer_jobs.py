@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from composer import Callback
 from composer.utils import dist
@@ -14,7 +17,28 @@ from composer.utils.parallelism import FSDP2Config
 from composer_runs import Drawing, Noise, Outcome, train
 from processes import die, rank
 
-__all__ = ["EVERYTHING", "as_told", "plain", "preempted", "resumed_elsewhere", "trained"]
+from strongroom import Checkpointer
+from strongroom.errors import StrongroomError
+from strongroom.stores.local import LocalStore
+
+__all__ = [
+    "EVERYTHING",
+    "a_disk_fails_on_one_rank",
+    "as_told",
+    "asked_for_fsdp2_by_a_key",
+    "broken_and_resumed",
+    "killed",
+    "killed_before_loading",
+    "plain",
+    "preempted",
+    "resumed_elsewhere",
+    "settings_of",
+    "step_lr",
+    "terminate",
+    "trained",
+    "trained_on_a_slow_store",
+    "every_fourth_but_8",
+]
 
 EVERYTHING: dict[str, Any] = {"validate": True, "callbacks": (Drawing,), "algorithms": (Noise,)}
 
@@ -94,8 +118,6 @@ def as_told(root: Path, steps: tuple[int, ...]) -> list[int]:
         return rank() == 0 and int(state.timestamp.batch) in steps
 
     outcome = train(root, checkpoint={"save_interval": interval})
-    from strongroom import Checkpointer
-
     with Checkpointer(str(root)) as checkpointer:
         assert outcome.checkpoint is not None
         return sorted(one.step for one in checkpointer.checkpoints())
@@ -120,3 +142,68 @@ def resumed_elsewhere(root: Path) -> dict[str, Any]:
 
     outcome = plain(train(root, callbacks=(Look,), checkpoint={"save_interval": "1ep"}))
     return {**seen, "outcome": outcome, "ranks": dist.get_world_size()}
+
+
+def asked_for_fsdp2_by_a_key(root: Path) -> dict[str, Any]:
+    """What is said to who gives a ``parallelism_config`` with a key that Composer passes over."""
+    said: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger = logging.getLogger("composer.strongroom")
+    logger.addHandler(Kept())
+    logger.setLevel(logging.WARNING)
+    outcome = train(root, until=1, parallelism_config={"fsdp2": FSDP2Config()})
+    return {"is_sharded": outcome.trainer.state.fsdp_enabled, "said": "\n".join(said)}
+
+
+def killed_before_loading(root: Path) -> None:
+    """A start on which rank 1 is gone before the checkpoint is chosen."""
+
+    class Gone(Callback):
+        def before_load(self, state: Any, logger: Any) -> None:
+            if rank() == 1:
+                die()
+
+    train(root, callbacks=(Gone,), checkpoint={"save_interval": "1ba", "timeout_s": 2.0})
+
+
+def trained_on_a_slow_store(root: Path) -> dict[str, Any]:
+    """A run whose store takes nothing of the save of step 4 before step 9 is over, on any rank."""
+    let_go = threading.Event()
+    original = LocalStore.open_writer
+
+    def open_writer(store: LocalStore, key: str, **options: Any) -> Any:
+        assert let_go.wait(60), "training waited for the store, and the store for training"
+        return original(store, key, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "open_writer", open_writer)
+        on = Strike(9, let_go.set, on=rank())
+        return plain(train(root, callbacks=(lambda: on,), checkpoint={"save_interval": every_fourth_but_8}))
+
+
+def every_fourth_but_8(state: Any, event: Any) -> bool:
+    """Whether to save."""
+    return int(state.timestamp.batch) in (4, 12)
+
+
+def a_disk_fails_on_one_rank(root: Path) -> str:
+    """A run on whose second rank the disk is full from the fourth step on; the error that ends each rank."""
+    full = threading.Event()
+    original = LocalStore.open_writer
+
+    def open_writer(store: LocalStore, key: str, **options: Any) -> Any:
+        if full.is_set() and rank() == 1:
+            raise OSError(28, "No space left on device", key)
+        return original(store, key, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "open_writer", open_writer)
+        try:
+            train(root, callbacks=(lambda: Strike(4, full.set),))
+        except StrongroomError as error:
+            return str(error)
+    return "no error"
