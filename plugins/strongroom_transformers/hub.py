@@ -22,7 +22,7 @@ from huggingface_hub import HfApi
 from strongroom import Checkpoint
 from strongroom.errors import ConfigError
 from strongroom.exporting.onefile import write_weights
-from strongroom.frontend import RunSettings, policy_seals, replace_for_good
+from strongroom.frontend import RunSettings, on_record_as_export, policy_seals, replace_for_good
 from strongroom.loading import load
 from strongroom_transformers.voice import VOICE
 
@@ -111,7 +111,8 @@ class Releases:
             replicate_to=options["replicate_to"],
             accept_older=True,  # this very one, whatever was seen meanwhile
         ).state
-        with _Staged() as folder:
+        what = {"step": step, "to": f"hub:{trainer.hub_model_id}"}
+        with on_record_as_export(settings, what), _Staged() as folder:
             _write(trainer, folder, state["model"])
             _drop_others(folder)
             HfApi().upload_folder(
@@ -150,14 +151,16 @@ class Releases:
                 _drop_others(folder)
                 trainer._finish_current_push()
                 api: Any = HfApi()
-                pushed = api.upload_folder(
-                    repo_id=trainer.hub_model_id,
-                    folder_path=str(folder),
-                    commit_message=commit_message,
-                    token=token,
-                    run_as_future=not blocking,
-                    revision=args.hub_revision if revision is None else revision,
-                )
+                what = {"step": trainer.state.global_step, "to": f"hub:{trainer.hub_model_id}"}
+                with on_record_as_export(self._settings, what):
+                    pushed = api.upload_folder(
+                        repo_id=trainer.hub_model_id,
+                        folder_path=str(folder),
+                        commit_message=commit_message,
+                        token=token,
+                        run_as_future=not blocking,
+                        revision=args.hub_revision if revision is None else revision,
+                    )
             except BaseException:
                 staged.remove()
                 raise

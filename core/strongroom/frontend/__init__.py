@@ -4,7 +4,7 @@
 the newest checkpoint; `place` is where a run stands besides its weights; `saves` saves between steps and
 answers whoever tells the run to stop, by `preempting`; `encoding` names what no checkpoint can hold,
 `escapes` says what becomes of what else writes state, `figures` what saves cost, `voice` how a front end
-speaks, and `replacing` how it comes to its framework's inner places.
+speaks, `replacing` how it comes to its framework's inner places, and `releasing` puts on record what leaves.
 
 A front end translates: its framework's events into these terms, and what is said here into its framework's.
 """
@@ -17,6 +17,7 @@ from strongroom.frontend.figures import Figures
 from strongroom.frontend.opening import open_run, provenance_of
 from strongroom.frontend.place import Place, loader_generators
 from strongroom.frontend.preempting import Preempted, Preemption
+from strongroom.frontend.releasing import on_record_as_export
 from strongroom.frontend.replacing import Replace, Replacements, replace_for_good
 from strongroom.frontend.resuming import restore_run
 from strongroom.frontend.saves import Gathered, RunSaves
@@ -43,6 +44,7 @@ __all__ = [
     "check_flags",
     "check_interval",
     "loader_generators",
+    "on_record_as_export",
     "open_run",
     "policy_seals",
     "provenance_of",

@@ -27,7 +27,10 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 from strongroom import Checkpointer
-from strongroom.errors import ConfigError
+from strongroom.auditing import Action, Outcome, Phase
+from strongroom.errors import AuditError, ConfigError
+from strongroom.testing.auditing import RecordingAuditor
+from strongroom_security import SecurityPolicy
 from strongroom_security.recipients.file import create_key_file
 from strongroom_transformers import StrongroomCallback
 from strongroom_transformers.hub import Releases
@@ -300,6 +303,34 @@ def test_with_permission_its_weights_are_released_and_nothing_stays_in_the_clear
     assert [hub.files(number) for number in range(3)] == [WEIGHTS, WEIGHTS, {*WEIGHTS, "README.md"}]
     clear = [path for path in tmp_path.rglob("*") if path.is_file() and b"lm_head" in path.read_bytes()]
     assert clear == []
+
+
+def test_each_release_is_on_record_before_it_leaves(hub: Hub, tmp_path: Path) -> None:
+    auditor = RecordingAuditor()
+    one = pushing(
+        llama(),
+        tmp_path,
+        options={"security": SecurityPolicy(auditor=auditor), "run_id": "r"},
+        hub_strategy="every_save",
+        max_steps=4,
+    )
+    one.train()
+    one.push_to_hub()
+    began, ended = (auditor.of(Action.EXPORT, phase) for phase in (Phase.INTENDED, Phase.FINISHED))
+    assert [dict(act.details)["to"] for act in began] == ["hub:someone/small"] * 2
+    assert [act.outcome for act in ended] == [Outcome.SUCCESS] * 2
+    assert {act.run for act in began} == {"r"}
+
+
+def test_a_release_that_cannot_be_put_on_record_does_not_leave(hub: Hub, tmp_path: Path) -> None:
+    auditor = RecordingAuditor()
+    options = {"security": SecurityPolicy(auditor=auditor)}
+    one = pushing(llama(), tmp_path, options=options, hub_strategy="end", max_steps=1)
+    one.train()
+    auditor.refuses = True
+    with pytest.raises(AuditError, match="could not be put on record first"):
+        one.push_to_hub()
+    assert hub.uploads == []
 
 
 def test_a_form_of_release_that_does_not_exist_is_refused() -> None:

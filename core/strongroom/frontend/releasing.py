@@ -1,0 +1,47 @@
+"""Weights that leave a run by themselves are on record as an export, before they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from strongroom.auditing import NO_AUDIT, Action, Activity
+from strongroom.config import load_policy
+from strongroom.errors import StrongroomError
+from strongroom.frontend.settings import RunSettings
+from strongroom.layout import RUN
+from strongroom.manifest import RUN_BOUNDS, Run
+from strongroom.stores.open import open_store
+
+__all__ = ["on_record_as_export"]
+
+
+@contextmanager
+def on_record_as_export(settings: RunSettings, details: Mapping[str, Any]) -> Iterator[None]:
+    """What happens inside is an export of this run's weights; where nothing is audited, nothing else happens.
+
+    Args:
+        settings: the run's.
+        details: what is taken out, and where to.
+
+    Raises:
+        AuditError: it could not be put on record; nothing inside was done.
+    """
+    policy = load_policy(settings.options["security"])
+    auditor = NO_AUDIT if policy is None else policy.auditor
+    if not auditor.is_on:
+        yield
+        return
+    store = open_store(settings.root)
+    with Activity(auditor, Action.EXPORT, root=store.uri, details=dict(details)) as activity:
+        activity.intend(_run_of(store), None)
+        yield
+
+
+def _run_of(store: Any) -> str | None:
+    """The run's id, where the root says it to whoever asks."""
+    try:
+        return Run.decode(store.read(RUN, limit_bytes=RUN_BOUNDS.length_bytes), RUN).run
+    except StrongroomError:
+        return None
