@@ -27,6 +27,7 @@ __all__ = [
     "as_told",
     "asked_for_fsdp2_by_a_key",
     "broken_and_resumed",
+    "every_fourth_but_8",
     "killed",
     "killed_before_loading",
     "plain",
@@ -37,7 +38,6 @@ __all__ = [
     "terminate",
     "trained",
     "trained_on_a_slow_store",
-    "every_fourth_but_8",
 ]
 
 EVERYTHING: dict[str, Any] = {"validate": True, "callbacks": (Drawing,), "algorithms": (Noise,)}
