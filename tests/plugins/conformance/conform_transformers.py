@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from processes import rank, world_size
 from runs import (
     BATCH_SIZE,
@@ -24,6 +26,7 @@ from runs import (
     digest_of,
 )
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -32,7 +35,7 @@ from strongroom_transformers import StrongroomCallback
 
 __all__ = ["FRONT_END"]
 
-_WAYS = {"one process": (1, 1), "DDP": (2, 2)}
+_WAYS = {"one process": (1, 1), "DDP": (2, 2), "FSDP2": (2, 2)}
 
 
 class Classifier(nn.Module):
@@ -105,6 +108,20 @@ def collated(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torc
     return {"x": torch.stack(x), "labels": torch.stack(y)}
 
 
+def shard(trainer: Trainer) -> None:
+    """Let the Trainer shard by FSDP2 on CPUs, where Accelerate would not."""
+    state = trainer.accelerator.state
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    state.distributed_type = DistributedType.FSDP
+    state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=1,
+        cpu_ram_efficient_loading=False,
+    )
+    trainer.is_fsdp_enabled = True
+
+
 def prepare() -> None:
     # A rank's own way of starting processes is a forkserver, from which a worker would not see the rank die.
     worker.MP_STATUS_CHECK_INTERVAL = 0.5
@@ -157,10 +174,14 @@ def train(plan: RunPlan) -> RunResult:
         optimizers=(optimizer, scheduler),
     )
     trainer.remove_callback(PrinterCallback)
+    if plan.way == "FSDP2":
+        shard(trainer)
     if plan.root is not None:
         StrongroomCallback(plan.root, **plan.options).attach(trainer)
     torch.manual_seed(1000 * plan.draw_from + rank())
     trainer.train()
+    if plan.way == "FSDP2":
+        assert all(isinstance(one, DTensor) for one in model.parameters())
     return RunResult(
         losses=model.losses,
         weights=digest_of(model.net),
