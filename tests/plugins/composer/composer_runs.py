@@ -211,7 +211,7 @@ def train(
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     given: dict[str, Any] = {"train_dataloader": loader()}
-    if scheduler is not None:
+    if scheduler is not None and not at_fit:
         given |= {"schedulers": scheduler(optimizer), "step_schedulers_every_batch": True}
     if validate:
         # Reading draws noise, from the stream that training draws from.
@@ -231,6 +231,9 @@ def train(
         **{"seed": seed, "max_duration": f"{EPOCHS}ep", "auto_log_hparams": False, **settings},
         **({} if at_fit else given),
     )
+    if scheduler is not None and at_fit:
+        # Made now: it sets the learning rate that a run begins with.
+        given |= {"schedulers": scheduler(optimizer), "step_schedulers_every_batch": True}
     # A process that starts again is elsewhere in its random streams.
     torch.manual_seed(seed)
     if until is None:
