@@ -104,6 +104,17 @@ def test_folders_are_sealed_and_removed_and_the_run_goes_on_from_the_newest(
     assert steps_of(tmp_path / "root") == [2, 4, 6, 8]
 
 
+def test_folders_are_removed_while_it_trains_and_not_only_then(tmp_path: Path) -> None:
+    standing: list[int] = []
+
+    class Looks(TrainerCallback):  # type: ignore[misc]  # of a package without types here
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            standing.append(len(folders_in(tmp_path)))
+
+    run(tmp_path, save_steps=1, callbacks=[Looks()]).train()
+    assert max(standing) <= 2  # the one that is being committed, and the one before
+
+
 def test_every_byte_comes_back_and_the_trainer_takes_it(tmp_path: Path, uninterrupted: Any) -> None:
     run(tmp_path, attach=attach(tmp_path / "root", keep_folders=True)).train()
     assert folders_in(tmp_path) == [f"checkpoint-{step}" for step in (2, 4, 6, 8)]

@@ -56,3 +56,13 @@ def test_adapters_of_two_processes(tmp_path: Path, ranks: Any) -> None:
     assert restored is not None
     assert all("lora_" in name for name in restored.state["model"])
     goes_on(ranks.run(lm_ranks.adapters, tmp_path / "out", root, ranks=2, draw_from=99), whole, 3)
+
+
+def test_adapters_that_are_sharded_and_a_base_that_is(tmp_path: Path, ranks: Any) -> None:
+    for one in ranks.run(lm_ranks.sharded_adapters, tmp_path / "root", ranks=2):
+        assert one["sharded"]
+        assert one["same"]
+        assert one["digest"] == one["whole"]  # however it is sharded
+    found = Checkpointer(tmp_path / "root").restore()
+    assert found is not None
+    assert all("lora_" in name for name in found.state["model"])
