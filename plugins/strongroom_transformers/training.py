@@ -7,6 +7,7 @@ last step waits for the epoch's end, and a resumed run begins with the next epoc
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -182,6 +183,7 @@ class Training:
         progress.restored(trainer, saved, max_steps, VOICE)
         trainer.state.init_training_references(trainer, max_steps, self._ends, values["trial"])
         self._scores.replace(saved["scores"])
+        self._name_best()
         self._loss, self._elapsed_s = saved["loss"], saved["elapsed_s"]
         seam.set_sampler_seed(loader.loader, state["sampler_seed"])
         place = Place.from_state(state)
@@ -209,6 +211,17 @@ class Training:
             self._resumes_in = self._ends
             return self._ends, 0
         return position.epoch, position.batches
+
+    def _name_best(self) -> int | None:
+        """The best checkpoint goes by the name that the root has here and now, wherever it was before."""
+        state = self._trainer.state
+        best, named = retaining.best_of(self._scores, state), state.best_model_checkpoint
+        if best is not None:
+            state.best_model_checkpoint = name_of(self._settings.root, best)
+        elif named is not None and not os.path.isdir(named):
+            VOICE.warn(f"the best checkpoint, {named}, is not there any more; the best from here on counts")
+            state.best_model_checkpoint = None
+        return best
 
     @property
     def _followed(self) -> FollowedLoader:
@@ -328,9 +341,7 @@ class Training:
     def _gather(self, moment: Moment, rng: RngState) -> Gathered:
         trainer, loader = self._trainer, self._followed
         retaining.note_best(self._scores, trainer.state)
-        best = retaining.best_of(self._scores, trainer.state)
-        if best is not None:
-            trainer.state.best_model_checkpoint = name_of(self._settings.root, best)
+        best = self._name_best()
         job = contents.job_shape(trainer)
         elapsed_s = self._elapsed_s + time.monotonic() - self._began_s
 

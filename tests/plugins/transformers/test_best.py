@@ -84,6 +84,13 @@ def test_the_best_model_is_there_also_where_the_run_was_broken_off_after_it(trai
     assert torch.equal(resumed.model.net[0].weight, whole.model.net[0].weight)
 
 
+def test_a_root_that_was_moved_has_its_best_model_with_it(train: Train, root: Path) -> None:
+    train(until=9, **ranked(load_best_model_at_end=True))
+    moved = root.rename(root.with_name("moved"))
+    resumed = train(root=moved, seed=4, **ranked(load_best_model_at_end=True))
+    assert resumed.trainer.state.best_model_checkpoint == f"strongroom://{moved}#step=4"
+
+
 def test_a_damaged_best_model_is_an_error_and_not_another_one(build: Train, root: Path) -> None:
     outcome = build(**ranked(load_best_model_at_end=True))
     trainer = outcome.trainer

@@ -25,7 +25,10 @@ class Texts(Dataset[dict[str, list[int]]]):
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.texts = torch.randint(5, WORDS, (BATCHES * BATCH_SIZE, 8), generator=generator).tolist()
+        size = BATCHES * BATCH_SIZE
+        words = torch.randint(5, WORDS, (size, 8), generator=generator).tolist()
+        lengths = torch.randint(3, 9, (size,), generator=generator).tolist()
+        self.texts = [some[:length] for some, length in zip(words, lengths, strict=True)]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -75,6 +78,17 @@ def _collator() -> DataCollatorForLanguageModeling:
 def _settings() -> dict[str, Any]:
     torch.manual_seed(0)
     return {"model": Masked(), "data": Texts(), "more": {"data_collator": _collator()}}
+
+
+def test_batches_of_like_lengths(train: Callable[..., Any]) -> None:
+    """Their order is drawn from the global stream when an epoch is begun."""
+    grouped = {"train_sampling_strategy": "group_by_length"}
+    reference = train(root=None, **_settings(), **grouped)
+    for done in (4, 8):
+        train(until=done, resume=done == 8, **_settings(), **grouped)
+    resumed = train(seed=5, **_settings(), **grouped)
+    assert resumed.model.shown == reference.model.shown[8:]
+    assert resumed.losses == reference.losses[8:]
 
 
 def test_masks_are_those_of_the_uninterrupted_run_and_the_trainers_own_are_not(
