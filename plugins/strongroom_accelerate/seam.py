@@ -265,11 +265,11 @@ def _replicas(accelerator: Any) -> int:
 
 def known_of_run(accelerator: Any) -> dict[str, Any]:
     """What Accelerate knows of where a run comes from, as provenance."""
-    return {
-        "framework": {
-            "accelerate": accelerate.__version__,
-            "distributed_type": str(getattr(accelerator.distributed_type, "value", "")),
-            "mixed_precision": str(accelerator.mixed_precision),
-            "gradient_accumulation_steps": int(accelerator.gradient_accumulation_steps),
-        }
+    found: dict[str, Any] = {
+        "accelerate": accelerate.__version__,
+        "distributed_type": str(accelerator.distributed_type.value),
+        "gradient_accumulation_steps": int(accelerator.gradient_accumulation_steps),
     }
+    with suppress(AttributeError, KeyError):  # an engine's plugin is asked, and may know of none
+        found["mixed_precision"] = str(accelerator.mixed_precision)
+    return {"framework": found}

@@ -50,6 +50,7 @@ __all__ = [
     "Progress",
     "as_rank",
     "expected_warnings",
+    "in_notebook",
     "launcher_of",
     "new_accelerator",
     "terminate",
@@ -434,3 +435,10 @@ class Loop:
     @property
     def weights(self) -> list[float]:
         return [float(one.detach().double().sum()) for one in self.model.parameters()]
+
+
+def in_notebook(root: str) -> None:
+    """What a notebook's function trains."""
+    loop = Loop(root, every_n_steps=2)
+    loop.train(4)
+    loop.run.close()

@@ -15,7 +15,7 @@ AT = 3
 def _native(
     folder: Path | None, *, seed: int, save_at: int | None = None
 ) -> tuple[list[list[float]], list[float]]:
-    """As Accelerate's documentation has it: ``load_state``, ``skip_first_batches``; what was read and lost."""
+    """As Accelerate's documentation has it: ``load_state``, ``skip_first_batches``; batches and losses."""
     accelerator = new_accelerator()
     torch.manual_seed(7)
     model = classifier()

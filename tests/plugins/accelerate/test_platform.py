@@ -212,13 +212,14 @@ def test_an_exception_in_the_block_saves_nothing_and_stays_what_it_is(root: Path
 def test_intervals_are_steps_epochs_and_the_end_of_the_last(root: Path, tmp_path: Path) -> None:
     def saved(name: str, **options: Any) -> list[int]:
         by_epochs = options.pop("by_epochs", False)
-        train(tmp_path / name, strongroom=options, by_epochs=by_epochs, in_context=by_epochs)
+        train(tmp_path / name, strongroom=options, by_epochs=by_epochs)
         with Checkpointer(tmp_path / name) as checkpointer:
             return sorted(one.step for one in checkpointer.checkpoints())
 
     assert saved("steps", every_n_steps=5, by_epochs=True) == [5, 10, 12]
     assert saved("epochs", every_n_epochs=1, by_epochs=True) == [6, 12]
-    assert saved("own loop", every_n_epochs=1, keep=1) == [12]
+    assert saved("own loop", every_n_epochs=1) == [6, 12]
+    assert saved("one", every_n_epochs=1, keep=1) == [12]
     assert saved("end", by_epochs=True) == [12]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate_issues import in_folder
 from accelerate_runs import LOADERS, FrontEndLauncher, Outcome, terminate, train, train_often
 from processes import die
 
@@ -98,3 +99,11 @@ def test_an_exception_on_one_process_ends_the_other_one_in_words(
     with Checkpointer(root) as checkpointer:
         assert checkpointer.checkpoints()[0].step == 5
     _like(launcher.run(train, root, seed=99, ranks=2), references["ddp"])
+
+
+def test_processes_with_different_numbers_of_batches_save_once_all_are_done(
+    launcher: FrontEndLauncher, tmp_path: Path
+) -> None:
+    assert launcher.run(in_folder, tmp_path, "join_uneven", ranks=2) == [(3, 0), (3, 1)]
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        assert [one.step for one in checkpointer.checkpoints()] == [3]
