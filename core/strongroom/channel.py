@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from strongroom.errors import RanksError, RanksMissingError
+from strongroom.lifeline import Lifeline, Lifelines
 
 __all__ = ["Address", "Channel", "open_channel"]
 
@@ -64,6 +65,9 @@ _CONNECT_S: Final = 60.0
 _TRY_S: Final = 10.0
 _NONCE: Final = "nonce"
 
+_GONE: Final = b"gone"
+"""In place of a value that begins with how many parts it has: far more than there can be."""
+
 
 class _Line:
     """The way to the coordinator's store, of all channels of one rank.
@@ -77,6 +81,14 @@ class _Line:
         self.has_connected = False
         # Why it is gone for good: the store ends with its process, and does not come back.
         self.end: str | None = None
+        # By which rank 0 knows who has ended: its own, or another rank's; None where there is none.
+        self.life: Lifelines | Lifeline | None = None
+
+    def let_go(self) -> None:
+        """This rank leaves the others."""
+        life, self.life = self.life, None
+        if life is not None:
+            life.let_go()
 
 
 _UNTIL_CLOSED: Final[set[_Line]] = set()
@@ -101,6 +113,7 @@ class Channel:
         self.rank = rank
         self.world_size = world_size
         self.phase = "meeting"
+        self._is_first = not isinstance(connect, _Line)
         self._line = connect if isinstance(connect, _Line) else _Line(connect)
         self._is_answering = True
         self._process_id = os.getpid()
@@ -123,15 +136,21 @@ class Channel:
         """
         return Channel(self.rank, self.world_size, self._line)
 
+    def hold(self, life: Lifelines | Lifeline | None) -> None:
+        """Keep what rank 0 knows this rank, or all of them, to be alive by, until this channel is closed."""
+        self._line.life = life
+
     def keep_until_closed(self) -> None:
         """Keep the store though nobody holds this channel any more: others may still read there."""
         _UNTIL_CLOSED.add(self._line)
 
     def close(self) -> None:
-        """Let the connection go, once what was asked of it is done."""
+        """Let the connection go, once what was asked of it is done; the first one's end is this rank's."""
         if self._process_id == os.getpid():
             _UNTIL_CLOSED.discard(self._line)
             self._hang_up()
+            if self._is_first:
+                self._line.let_go()
 
     def post(self, key: str, value: bytes, *, within_s: float = _ANSWER_S) -> None:
         """Leave a value under a key.
@@ -174,24 +193,46 @@ class Channel:
         return self._call(lambda store: self._take(store, key, store.get(key)), _left(until))
 
     def read_all(
-        self, keys: Sequence[str], *, until: float, missing: Callable[[list[int]], RanksError]
+        self,
+        keys: Mapping[int, str],
+        *,
+        until: float,
+        missing: Callable[[list[int]], RanksError],
+        ended: Callable[[list[int]], RanksError],
     ) -> list[bytes]:
-        """Wait for the value of every key and take them.
+        """Wait for the value of every key and take them; only rank 0 does.
 
         Args:
-            missing: makes the error to raise, given the places of the keys that did not come.
+            keys: of each rank, what it posts.
+            missing: makes the error to raise, given the ranks that did not post in time.
+            ended: likewise, given ranks whose process has ended before it did: for them nobody waits.
         """
-        if not self._wait(keys, until):
-            absent = self.absent(keys)
-            if absent:
-                raise missing(absent)
-            # The last one came just now.
+        ranks, names = list(keys), list(keys.values())
+        life = self._line.life
+        with life.awaiting(keys) if isinstance(life, Lifelines) else contextlib.nullcontext():
+            if not self._wait(names, until):
+                absent = self.absent(names)
+                if absent:
+                    raise missing([ranks[place] for place in absent])
+                # The last one came just now.
 
-        def act(store: TCPStore) -> list[bytes]:
-            heads = store.multi_get(list(keys))
-            return [self._take(store, key, head) for key, head in zip(keys, heads, strict=True)]
+        def act(store: TCPStore) -> list[bytes | None]:
+            heads = store.multi_get(names)
+            return [
+                None if head == _GONE else self._take(store, key, head)
+                for key, head in zip(names, heads, strict=True)
+            ]
 
-        return self._call(act, _left(until))
+        found = self._call(act, _left(until))
+        values = [value for value in found if value is not None]
+        if len(values) < len(found):
+            raise ended([rank for rank, value in zip(ranks, found, strict=True) if value is None])
+        return values
+
+    def mark_gone(self, key: str) -> None:
+        """Let whoever waits for a key know that nobody will post it; what is there already stays."""
+        with contextlib.suppress(RanksError):
+            self._call(lambda store: store.compare_set(key, "", _GONE.decode()), _ANSWER_S)
 
     def look(self, key: str) -> bytes | None:
         """A value, if it is there."""
@@ -406,6 +447,8 @@ def open_channel(
         RanksError: the coordinator cannot be reached from here.
     """
     address: Address
+    lifelines: Lifelines | None = None
+    hosts: Sequence[str] = ()
     if rank == 0:
         server = TCPStore(
             "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S)
@@ -416,6 +459,9 @@ def open_channel(
             "nonce": secrets.token_hex(16),
             "port": server.port,
         }
+        with contextlib.suppress(OSError):
+            lifelines = Lifelines(address["nonce"])
+            address["lifelines"] = lifelines.port
         server.set(_NONCE, address["nonce"])
         share(json.dumps(address).encode())
 
@@ -434,7 +480,17 @@ def open_channel(
     if rank == 0:
         channel.keep_until_closed()
     channel.connect(min(within_s, _CONNECT_S))
+    if lifelines is not None:
+        lifelines.begin(channel.beside().mark_gone)
+    channel.hold(lifelines or _lifeline(address, hosts, rank))
     return channel
+
+
+def _lifeline(address: Address, hosts: Sequence[str], rank: int) -> Lifeline | None:
+    if "lifelines" in address and rank != 0:
+        with contextlib.suppress(OSError):
+            return Lifeline(hosts, address["lifelines"], address["nonce"], rank, within_s=_TRY_S)
+    return None
 
 
 def _client(address: Address, hosts: Sequence[str], _server: TCPStore | None = None) -> TCPStore:

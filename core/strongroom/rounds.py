@@ -189,8 +189,8 @@ class Round:
         """
         self._ends_at = until = time.monotonic() + self._timeout_s if self._until is None else self._until
         self._channel.post(self._proposal(0), b"")
-        keys = [self._proposal(rank) for rank in range(1, self._world_size)]
-        encoded = self._channel.read_all(keys, until=until, missing=self._missing)
+        keys = {rank: self._proposal(rank) for rank in range(1, self._world_size)}
+        encoded = self._channel.read_all(keys, until=until, missing=self._missing, ended=self._ended)
         self.has_met = True
         said: list[Message] = []
         elsewhere: dict[str, list[int]] = {}
@@ -235,8 +235,15 @@ class Round:
                 phase=self._phase,
             )
 
-    def _missing(self, places: Sequence[int]) -> RanksMissingError:
-        ranks = [place + 1 for place in places]
+    def _ended(self, ranks: Sequence[int]) -> RanksMissingError:
+        return RanksMissingError(
+            f"{name_ranks(ranks)} ended, or went with the host, and did not answer ({self._phase})"
+            f"{self._failed_besides(ranks)}. What it has printed, or the log of its system, says why",
+            ranks=ranks,
+            phase=self._phase,
+        )
+
+    def _missing(self, ranks: Sequence[int]) -> RanksMissingError:
         besides = self._failed_besides(ranks)
         return RanksMissingError(
             f"{name_ranks(ranks)} did not answer within {self._timeout_s:g} s ({self._phase}): dead, "

@@ -36,6 +36,10 @@ def gone() -> RanksError:
     return RanksMissingError("it did not come", phase="x")
 
 
+def unnamed(ranks: list[int]) -> RanksError:
+    return gone()
+
+
 def count_keys(channel: Channel) -> int:
     """How many keys the coordinator's store holds, those of all lanes."""
     return int(channel._call(lambda store: store.num_keys(), 10.0))
@@ -91,7 +95,7 @@ def test_a_value_of_any_size_comes_whole_and_goes_without_a_trace(
     first.post("a", value)
     assert second.read("a", until=soon(), missing=gone) == value
     second.post("b", value)
-    assert first.read_all(["a", "b"], until=soon(), missing=lambda _: gone()) == [value, value]
+    assert first.read_all({0: "a", 1: "b"}, until=soon(), missing=unnamed, ended=unnamed) == [value, value]
     # By who posted it, by who read it, and by who did neither.
     first.drop(["b"])
     second.sweep(["a"])
@@ -112,15 +116,15 @@ def test_what_does_not_come_is_named(pair: tuple[Channel, Channel]) -> None:
     first.post("c", b"")
     absent: list[int] = []
 
-    def missing(places: list[int]) -> RanksError:
-        absent.extend(places)
+    def missing(ranks: list[int]) -> RanksError:
+        absent.extend(ranks)
         return gone()
 
     with pytest.raises(RanksMissingError, match="did not come"):
-        second.read_all(["a", "b", "c", "d", "e"], until=soon(0.2), missing=missing)
+        second.read_all(dict(enumerate("abcde")), until=soon(0.2), missing=missing, ended=unnamed)
     assert absent == [1, 3, 4]
     # As it is after a wait that has run out: the connection goes on.
-    assert second.read_all(["a", "c"], until=soon(-1), missing=missing) == [b"", b""]
+    assert second.read_all({0: "a", 2: "c"}, until=soon(-1), missing=missing, ended=unnamed) == [b"", b""]
 
 
 def test_counters_count(pair: tuple[Channel, Channel]) -> None:

@@ -244,11 +244,11 @@ class StopVote:
             answer = channel.read(_DECISION, until=until + LAST_WORD_S, missing=self._no_decision)
             members = Message.decode(answer).members
             if "missing" in members:
-                raise self._missing([rank - 1 for rank in members["missing"]])
+                raise self._missing(members["missing"])
             return members["boundary"], StopNotice.from_state(members["notice"])
         try:
-            others = [_ready(rank) for rank in range(1, self._ranks.world_size)]
-            said = channel.read_all(others, until=until, missing=self._missing)
+            others = {rank: _ready(rank) for rank in range(1, self._ranks.world_size)}
+            said = channel.read_all(others, until=until, missing=self._missing, ended=self._ended)
         except RanksMissingError as error:
             channel.post(_DECISION, Message(members={"missing": list(error.ranks)}).encode())
             raise
@@ -293,8 +293,15 @@ class StopVote:
             self._is_held = True
         self._decision.set_exception(error)
 
-    def _missing(self, places: Sequence[int]) -> RanksMissingError:
-        ranks = [place + 1 for place in places]
+    def _ended(self, ranks: Sequence[int]) -> RanksMissingError:
+        return RanksMissingError(
+            f"this run was told to stop, and {name_ranks(ranks)} had ended: no checkpoint can be saved "
+            f"without all ranks; the last committed one is untouched",
+            ranks=ranks,
+            phase=_PHASE,
+        )
+
+    def _missing(self, ranks: Sequence[int]) -> RanksMissingError:
         return RanksMissingError(
             f"this run was told to stop, and {name_ranks(ranks)}, dead or stopped, did not answer within "
             f"{self._timeout_s:g} s: no checkpoint can be saved without all ranks; the last committed one is "

@@ -424,3 +424,27 @@ def rank_by(root: Path, monitor: str, **checkpoint: Any) -> dict[str, Any]:
     }
     trainer.validate(net, data, ckpt_path="best", verbose=False)
     return {**told, "weights": whole(net)}
+
+
+class DyingAt(RankNet):
+    """Rank 1 is killed in a hook of its module, at the second checkpoint or the fifth batch."""
+
+    place = ""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self.place == "on_train_batch_start" and self.trainer.fit_loop.total_batch_idx == 4:
+            self._die()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.place == "on_save_checkpoint" and self.trainer.global_step == 2:
+            self._die()
+
+    def _die(self) -> None:
+        if self.trainer.global_rank == 1:
+            lightning_ranks.die()
+
+
+def die_at(root: Path, place: str) -> None:
+    """A run of which rank 1 is killed, saved at every step."""
+    DyingAt.place = place
+    train(root, module=DyingAt)
