@@ -1,4 +1,4 @@
-"""Training data of `datasets`: Arrow tables in memory, with transforms that draw, and streams that shuffle."""
+"""Training data of `datasets`: Arrow tables in memory, transforms that draw, streams that shuffle; all exact."""
 
 from __future__ import annotations
 
