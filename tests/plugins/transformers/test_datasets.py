@@ -1,4 +1,4 @@
-"""Training data of `datasets`: Arrow tables in memory, transforms that draw, streams that shuffle; all exact."""
+"""Training data of `datasets`: Arrow tables in memory, transforms that draw, and streams that shuffle."""
 
 from __future__ import annotations
 
