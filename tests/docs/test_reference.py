@@ -134,6 +134,18 @@ def test_the_map_of_the_code_shows_every_module_where_it_is() -> None:
         assert above == [], path
 
 
+def test_the_map_of_the_code_shows_every_module_of_every_front_end() -> None:
+    if not (ROOT / "plugins").is_dir():
+        pytest.skip("the sources are not beside the tests")
+    page = (DOCS / "explanation" / "architecture.md").read_text("utf-8")
+    front_ends = [path for path in (ROOT / "plugins").glob("strongroom_*") if path.name != "strongroom_cli"]
+    assert len(front_ends) == 4
+    for front_end in front_ends:
+        (row,) = re.findall(rf"^\| `{front_end.name}` \|.*$", page, re.MULTILINE)
+        modules = [path.stem for path in front_end.glob("*.py") if path.stem != "__init__"]
+        assert missing(modules, row) == [], front_end.name
+
+
 def test_a_name_that_is_part_of_another_does_not_count() -> None:
     assert missing(["Save"], "SaveError") == ["Save"]
 
