@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from strongroom_lightning import StrongroomCheckpoint
 
-__all__ = ["MARKER", "find_rate", "take_up", "train_beside", "validate"]
+__all__ = ["MARKER", "WAYS", "bring_back", "find_rate", "take_up", "train_beside", "validate"]
 
 MARKER = np.float32(1.2345e-21)
 """A weight that no training moves; its bytes are looked for in every file."""
@@ -100,9 +100,21 @@ def train_beside(folder: Path, way: str, policy: Path) -> dict[str, Any]:
 def take_up(folder: Path, way: str, policy: Path) -> tuple[dict[str, Any], list[int]]:
     """What the other callback's last one brings back, and the steps that are trained from there."""
     again = {"ckpt_path": "other/last.ckpt", "draw_from": 99, "checkpoint": {"resume": "never"}}
-    at_start = _train(folder, way, policy, callbacks=[rank_runs.StopAtStart], **again)
+    at_start = bring_back(folder, way, policy)
     _train(folder, way, policy, callbacks=[Trained], max_epochs=3, **again)
     return at_start, Trained.steps
+
+
+def bring_back(folder: Path, way: str, policy: Path) -> dict[str, Any]:
+    """What the other callback's last one brings back, before anything is trained."""
+    return _train(
+        folder,
+        way,
+        policy,
+        callbacks=[rank_runs.StopAtStart],
+        ckpt_path="other/last.ckpt",
+        checkpoint={"resume": "never"},
+    )
 
 
 def validate(folder: Path, way: str, policy: Path) -> dict[str, list[float]]:

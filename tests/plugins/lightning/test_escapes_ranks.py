@@ -63,6 +63,15 @@ def test_what_another_callback_writes_is_sealed_by_all_ranks_and_taken_up_again(
     assert in_the_clear(work) == []
 
 
+def test_what_was_sealed_of_shards_comes_back_into_another_layout(
+    launcher: LightningLauncher, work: Path, policy: Path
+) -> None:
+    (ended, _) = launcher.run(escape_ranks.train_beside, work, "fsdp2", policy, ranks=2)
+    for found in launcher.run(escape_ranks.bring_back, work, "ddp", policy, ranks=2):
+        assert found["weights"] == ended["weights"]
+        assert found["moments"] == ended["moments"]
+
+
 @pytest.mark.parametrize("way", ("ddp", "fsdp2"))
 def test_a_finders_trial_is_sealed_and_taken_back_on_every_rank(
     launcher: LightningLauncher, work: Path, policy: Path, way: str
