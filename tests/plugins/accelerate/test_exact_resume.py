@@ -42,7 +42,7 @@ def test_where_gradients_are_accumulated_it_goes_on_behind_the_last_step(
 
 
 @pytest.mark.parametrize("loader", sorted(set(LOADERS) - {"stock", "stateful, workers"}))
-@pytest.mark.parametrize("until", (2, 6, 8))
+@pytest.mark.parametrize("until", (2, 8))
 def test_every_kind_of_loader_goes_on(until: int, loader: str, root: Path, uninterrupted: Reference) -> None:
     _goes_on(root, uninterrupted(loader=loader), until=until, loader=loader)
 
@@ -74,7 +74,7 @@ def test_a_run_that_is_over_trains_nothing(root: Path, uninterrupted: Reference)
 
 
 def test_a_run_interrupted_again_and_again_ends_the_same(root: Path, uninterrupted: Reference) -> None:
-    for until in (2, 5, 6, 10):
+    for until, seed in ((2, 7), (5, 1), (6, 2), (10, 3)):
         with pytest.raises(BrokenOffError):
-            train(root, until=until, seed=until)
+            train(root, until=until, seed=seed)
     train(root, seed=99).ends_like(uninterrupted())

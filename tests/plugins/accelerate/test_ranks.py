@@ -35,7 +35,7 @@ def test_two_processes_broken_off_anywhere_end_as_the_uninterrupted_ones(
     way: str, launcher: FrontEndLauncher, references: Any, tmp_path: Path
 ) -> None:
     plans: list[dict[str, Any]] = []
-    for until in (2, 6, 7, 11):
+    for until in (2, 6, 9):
         root = tmp_path / f"run{until}"
         plans += [{"root": root, "way": way, "until": until}, {"root": root, "way": way, "seed": 99}]
     ranks = launcher.run(train_often, plans, ranks=2)
@@ -48,13 +48,10 @@ def test_two_processes_go_on_with_every_kind_of_loader(
     loader: str, launcher: FrontEndLauncher, tmp_path: Path
 ) -> None:
     plans: list[dict[str, Any]] = [{"root": None, "loader": loader}]
-    for until in (3, 8):
-        root = tmp_path / f"run{until}"
-        plans += [{"root": root, "loader": loader, "until": until}]
-        plans += [{"root": root, "loader": loader, "seed": 99}]
+    plans += [{"root": tmp_path / "run", "loader": loader, "until": 8}]
+    plans += [{"root": tmp_path / "run", "loader": loader, "seed": 99}]
     ranks = launcher.run(train_often, plans, ranks=2)
-    for resumed in (2, 4):
-        _like([outcomes[resumed] for outcomes in ranks], [outcomes[0] for outcomes in ranks])
+    _like([outcomes[2] for outcomes in ranks], [outcomes[0] for outcomes in ranks])
 
 
 @pytest.mark.parametrize("way", WAYS)
