@@ -64,7 +64,8 @@ class FrontEndLauncher(Launcher):
 
     def start(self, function: Callable[..., Any], *arguments: Any, ranks: int, **options: Any) -> Job:
         """Start ``function(*arguments, **options)`` on every rank of a gloo group."""
-        return super().start(_as_rank, self._prepare, function, *arguments, ranks=ranks, **options)
+        path = os.environ.get("PYTHONPATH")
+        return super().start(_as_rank, path, self._prepare, function, *arguments, ranks=ranks, **options)
 
 
 def rank() -> int:
@@ -95,12 +96,19 @@ def warnings_are_errors(expected: Sequence[str]) -> None:
 
 
 def _as_rank(
-    prepare: Callable[[], None] | None, function: Callable[..., Any], *arguments: Any, **options: Any
+    path: str | None,
+    prepare: Callable[[], None] | None,
+    function: Callable[..., Any],
+    *arguments: Any,
+    **options: Any,
 ) -> Any:
     import torch
 
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    os.environ.pop("PYTHONPATH", None)
+    if path is not None:
+        os.environ["PYTHONPATH"] = path
     if prepare is not None:
         prepare()
     return function(*arguments, **options)
@@ -120,7 +128,10 @@ _SERVERS: list[forkserver.ForkServer] = []
 
 class _Popen(popen_forkserver.Popen):
     def _launch(self, process_obj: BaseProcess) -> None:
-        with _asking(_SERVERS[process_obj.server]):  # type: ignore[attr-defined]
+        server = _SERVERS[process_obj.server]  # type: ignore[attr-defined]
+        with _asking(server):
+            with _this_path():
+                server.ensure_running()
             super()._launch(process_obj)
 
 
@@ -158,3 +169,17 @@ def _asking(server: forkserver.ForkServer) -> Iterator[None]:
         yield
     finally:
         forkserver.connect_to_new_process = theirs
+
+
+@contextlib.contextmanager
+def _this_path() -> Iterator[None]:
+    """A forkserver is told what to import and, before Python 3.13, not where that is: it looks here."""
+    theirs = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        if theirs is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = theirs

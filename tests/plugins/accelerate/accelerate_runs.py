@@ -69,7 +69,14 @@ expected_warnings = (
 """What frameworks say of small runs; every other warning is an error on a rank, as it is in a test."""
 
 
-PRELOADED = ("accelerate", "accelerate.utils.fsdp_utils", "strongroom_accelerate.attaching")
+PRELOADED = (
+    "accelerate",
+    "accelerate.utils.fsdp_utils",
+    "strongroom_accelerate.attaching",
+    # Accelerate imports them when ranks share data, where they are installed: seconds for each rank.
+    "datasets",
+    "torchdata.stateful_dataloader",
+)
 
 
 def as_rank() -> None:
