@@ -73,8 +73,9 @@ PRELOADED = (
     "accelerate",
     "accelerate.utils.fsdp_utils",
     "strongroom_accelerate.attaching",
-    # Accelerate imports them when ranks share data, where they are installed: seconds for each rank.
+    # Accelerate imports them when a model or a loader is prepared: seconds for each rank.
     "datasets",
+    "torch._dynamo",
     "torchdata.stateful_dataloader",
 )
 
