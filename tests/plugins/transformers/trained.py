@@ -69,6 +69,9 @@ class Drawing(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"seen": list(self.seen)}}
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        torch.rand(())
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         torch.rand(())  # the Trainer calls it once more in the epoch in which a run is taken up
 
