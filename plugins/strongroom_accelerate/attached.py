@@ -214,7 +214,7 @@ class AttachedRun:
 
     @contextmanager
     def uneven(self) -> Iterator[None]:
-        if self._accelerator.num_processes == 1:
+        if not self._accelerator.multi_device:  # Accelerate joins nothing then
             yield
             return
         self._is_uneven = True

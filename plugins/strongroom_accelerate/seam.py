@@ -56,6 +56,7 @@ _NEEDED: Final = {
         "join_uneven_inputs",
         "load_state",
         "log",
+        "multi_device",
         "prepare_data_loader",
         "prepare_optimizer",
         "project_configuration",
