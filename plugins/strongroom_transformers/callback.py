@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback
 from typing_extensions import Self, Unpack
 
 from strongroom import Checkpointer
-from strongroom.digest import DigestAlgorithm
+from strongroom.config import choose_digest, load_policy
 from strongroom.errors import ConfigError
 from strongroom.frontend import RunOptions, open_run, replace_for_good
 from strongroom_transformers import contents, escapes, seam
@@ -75,7 +75,8 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     ) -> None:
         self.settings = read_options(root, options)
         self._release = check_release(release)
-        algorithm: DigestAlgorithm = self.settings.options["digest"] or "blake3"
+        options_of_run = self.settings.options
+        algorithm = choose_digest(options_of_run["digest"], load_policy(options_of_run["security"]))
         self.weights: contents.Weights = ModelWeights(check_base_rule(base), algorithm)
         self.on_commit: list[OnCommit] = []
         self._trainer: Any = None

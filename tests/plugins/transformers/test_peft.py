@@ -121,6 +121,13 @@ def test_sha256_where_the_run_asks_for_it(tmp_path: Path) -> None:
     trainer(lora_llama(), tmp_path / "out", attach=attach(tmp_path / "root"), max_steps=3).train()
 
 
+def test_sha256_where_the_policy_asks_for_it(tmp_path: Path) -> None:
+    policy = tmp_path / "strongroom.toml"
+    policy.write_text('digest = "sha256"\n')
+    stop_at(lora_llama(), tmp_path, 2, at=attach(tmp_path / "root", config=policy))
+    assert stored(tmp_path / "root")["base"]["digest"].startswith("sha256:")
+
+
 # ---------------------------------------------------------------------------------------- kinds of adapters
 
 
