@@ -17,7 +17,13 @@ for folder in (str(_HERE.parent), str(_HERE)):
 
 from processes import FrontEndLauncher, warnings_are_errors, world_size  # noqa: E402 - as above
 
-__all__ = ["COMPOSERS_OWN_WARNINGS", "PRELOADED", "ComposerLauncher", "as_composer_rank"]
+__all__ = [
+    "COMPOSERS_OWN_WARNINGS",
+    "PRELOADED",
+    "ComposerLauncher",
+    "as_composer_rank",
+    "leave_the_processor_alone",
+]
 
 PRELOADED = ("composer", "composer.algorithms", "torchmetrics.classification", "strongroom_composer.callback")
 
@@ -44,3 +50,11 @@ def as_composer_rank() -> None:
     os.environ.pop("NODE_RANK", None)
     logging.getLogger("composer").setLevel(logging.ERROR)
     warnings_are_errors(COMPOSERS_OWN_WARNINGS)
+    leave_the_processor_alone()
+
+
+def leave_the_processor_alone() -> None:
+    """Composer starts a process for every Trainer that measures the processor for a second, and logs it."""
+    from composer.utils import collect_env
+
+    collect_env.get_cpu_model = lambda: "a processor"
