@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from strongroom import Checkpointer, KeepLast, PerRank
-from strongroom.auditing import NO_AUDIT
 from strongroom.config import load_policy
 from strongroom.errors import ConfigError
 from strongroom.resume import RngState
@@ -180,8 +179,7 @@ class ByHand:
                 f"save_checkpoint({path!r}) would leave the weights for anyone to read, and the policy seals "
                 f"them; `strongroom export {self._arguments.dirpath} --to FOLDER` does that where it is meant"
             )
-        auditor = NO_AUDIT if policy is None else policy.auditor
-        hand_over(trainer, path, root=self._arguments.dirpath, auditor=auditor)
+        hand_over(trainer, path, self._arguments)
 
     def _save_apart(self, trainer: Any, root: str, *, weights_only: bool) -> None:
         """Save into a root of its own and wait for it; an earlier one that was saved there by hand goes."""

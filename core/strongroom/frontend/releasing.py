@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,14 +16,20 @@ from strongroom.stores.open import open_store
 
 __all__ = ["on_record_as_export"]
 
+Note = Callable[..., None]
+"""Takes more of what a record says, by name."""
+
 
 @contextmanager
-def on_record_as_export(settings: RunSettings, details: Mapping[str, Any]) -> Iterator[None]:
+def on_record_as_export(settings: RunSettings, details: Mapping[str, Any]) -> Iterator[Note]:
     """What happens inside is an export of this run's weights; where nothing is audited, nothing else happens.
 
     Args:
         settings: the run's.
         details: what is taken out, and where to.
+
+    Yields:
+        what is to be called with more that is worth recording of it, once that is known.
 
     Raises:
         AuditError: it could not be put on record; nothing inside was done.
@@ -31,12 +37,16 @@ def on_record_as_export(settings: RunSettings, details: Mapping[str, Any]) -> It
     policy = load_policy(settings.options["security"])
     auditor = NO_AUDIT if policy is None else policy.auditor
     if not auditor.is_on:
-        yield
+        yield _nothing
         return
     store = open_store(settings.root)
     with Activity(auditor, Action.EXPORT, root=store.uri, details=dict(details)) as activity:
         activity.intend(_run_of(store), None)
-        yield
+        yield activity.note
+
+
+def _nothing(**_: Any) -> None:
+    """Nobody keeps a record."""
 
 
 def _run_of(store: Any) -> str | None:
