@@ -26,8 +26,10 @@ def interrupt(cell: Cell, asked: Asked, plan: RunPlan, folder: Path) -> None:
     ranks = asked.ranks_of(plan)
     if interruption.kills:
         job = asked.start(plan, folder)
+        # Where all are to die, one may see that another has, and be ended by that.
+        waited = job.wait(range(ranks) if interruption.everywhere else [ranks - 1])
+        assert -signal.SIGKILL in [one.exit_code for one in waited.values()], waited
         # Whoever started the job takes the others away too, as torchrun does.
-        assert job.wait([ranks - 1])[ranks - 1].exit_code == -signal.SIGKILL
         job.kill()
         return
     ended: list[Ended] = asked.end(plan, folder)
