@@ -66,6 +66,11 @@ def asked_for(given: Any, settings: RunSettings) -> Asked:
         return Asked(mode=settings.resume)
     if isinstance(given, bool):
         return Asked(mode="must" if given else "never")
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise ConfigError(
+            f"resume_from_checkpoint must be None, True, False, {name_of(settings.root, 100)!r}, or a folder "
+            f"that the Trainer wrote; got {given!r:.100}"
+        )
     named = os.fspath(given)
     if not named.startswith(SCHEME):
         return Asked(mode="never", native=named)

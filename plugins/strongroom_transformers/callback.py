@@ -118,6 +118,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
             (trainer, "set_initial_training_values", self._values),
             (trainer, "_init_training_state", self._state),
             (trainer, "_prepare_for_training", self._prepare),
+            (trainer, "_evaluate", self._evaluate),
             (trainer, "_run_epoch", self._epoch),
             (trainer, "_maybe_log_save_evaluate", self._log_save_evaluate),
             (trainer, "_finalize_training", self._finalize),
@@ -259,6 +260,16 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
             return original(*args, **kwargs) if prepared is None else prepared
 
         return _prepare_for_training
+
+    def _evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _evaluate(*args: Any, **kwargs: Any) -> Any:
+            given = seam.bind(original, *args, **kwargs)
+            is_at_start = given.arguments.get("skip_scheduler", False)
+            if is_at_start and self._training is not None and self._training.resumed_from is not None:
+                return None  # the run was evaluated at its start; callbacks would count another one
+            return original(*args, **kwargs)
+
+        return _evaluate
 
     def _epoch_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def on_epoch_begin(*args: Any, **kwargs: Any) -> Any:

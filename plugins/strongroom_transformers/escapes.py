@@ -7,6 +7,7 @@ its state is written by its ``_save_checkpoint``, which is ours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,12 +44,18 @@ def guard(trainer: Any, settings: RunSettings, *, own_saves_pass: bool = False) 
 
 def _guarded(original: Callable[..., None], trainer: Any, settings: RunSettings) -> Callable[..., None]:
     def save_model(output_dir: str | None = None, _internal_call: bool = False) -> None:
-        place = output_dir or trainer.args.output_dir
+        place = os.fspath(output_dir or trainer.args.output_dir)
         if settings.escapes == "refuse":
             raise ConfigError(
                 f"save_model() was about to write {place} in the clear, in a run whose checkpoints are "
                 f"sealed; take the weights out of a checkpoint by `strongroom export {settings.root}`, where "
                 f"that is allowed, or use escapes='seal'"
+            )
+        if settings.escapes == "seal" and settings.is_own(place):
+            raise ConfigError(
+                f"save_model() would put a checkpoint of the weights alone between those of the run in "
+                f"{place}, which could not be resumed any more; give it a folder of its own, as "
+                f"save_model('export'). What the run has saved is in {place} already"
             )
         if settings.escapes == "warn":
             VOICE.warn(

@@ -6,6 +6,7 @@ of it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ def _trackers(trainer: Any) -> list[tuple[str, Log]]:
             callback.on_log(
                 trainer.args,
                 trainer.state,
-                trainer.control,
+                copy.copy(trainer.control),  # one rank alone is told, and none of them may stop by itself
                 logs=dict(found),
                 model=handler.model,
                 processing_class=handler.processing_class,

@@ -49,5 +49,9 @@ def note_best(scores: Scores, state: Any) -> None:
 
 
 def best_of(scores: Scores, state: Any) -> int | None:
-    """The best step that is saved, or is about to be; None: the Trainer knows of none that is."""
-    return state.best_global_step if state.best_global_step in scores.by_step() else None
+    """The best step that is saved, or is about to be; None: there is none.
+
+    A better one that was evaluated, and is not saved, takes nothing from it.
+    """
+    saved = scores.best_first()
+    return state.best_global_step if state.best_global_step in saved else next(iter(saved), None)

@@ -77,6 +77,22 @@ def test_the_best_model_is_there_in_the_end(train: Train, root: Path) -> None:
     assert train(seed=3, **ranked(load_best_model_at_end=True)).step == 12
 
 
+def test_a_better_one_that_was_not_saved_takes_nothing_from_the_best_that_was(
+    train: Train, root: Path, said: Callable[[], str]
+) -> None:
+    figures = {2: 1.0, 4: 3.0, 6: 5.0, 8: 2.0, 10: 0.0, 12: 1.0}  # 6 is not saved
+    settings = ranked(figures, save_steps=4, load_best_model_at_end=True, save_total_limit=2)
+    train(until=9, **settings)
+    outcome = train(seed=4, **settings)
+    assert outcome.trainer.state.best_global_step == 6
+    assert outcome.trainer.state.best_model_checkpoint == f"strongroom://{root}#step=4"
+    assert "not there any more" not in said()
+    with Checkpointer(root) as checkpointer:
+        best = checkpointer.restore(step=4)
+    assert best is not None
+    assert torch.equal(outcome.model.net[0].weight, best.state["model"]["net.0.weight"])
+
+
 def test_the_best_model_is_there_also_where_the_run_was_broken_off_after_it(train: Train, root: Path) -> None:
     whole = train(root=root.with_name("whole"), **ranked(load_best_model_at_end=True))
     train(until=9, **ranked(load_best_model_at_end=True))

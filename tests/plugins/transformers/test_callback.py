@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_timing import steps
 from trained import BATCHES, EPOCHS, Net, Numbers, arguments
-from transformers import PrinterCallback, Trainer
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from strongroom.errors import ConfigError
 from strongroom_transformers import StrongroomCallback, StrongroomTrainerMixin
@@ -158,3 +158,15 @@ def test_printing_is_left_as_it_is(tmp_path: Path, root: Path, capsys: pytest.Ca
     trainer.train()
     assert "loss" in capsys.readouterr().out
     assert not any("strongroom" in name for entry in trainer.state.log_history for name in entry)
+
+
+class StopsByWhatIsLogged(TrainerCallback):
+    """Takes figures without a loss for figures with a good one."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if any(name.startswith("strongroom/") for name in logs):
+            control.should_training_stop = True
+
+
+def test_what_a_tracker_makes_of_our_figures_does_not_stop_the_run(train: Train) -> None:
+    assert train(callbacks=[StopsByWhatIsLogged()], save_steps=2).step == BATCHES * EPOCHS

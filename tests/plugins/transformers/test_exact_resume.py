@@ -165,6 +165,25 @@ def test_early_stopping_remembers_its_patience(train: Train, uninterrupted: Trai
     train(seed=9, callbacks=patient(), **settings).ends_like(reference)
 
 
+@pytest.mark.filterwarnings("ignore:Using EarlyStoppingCallback without")
+def test_the_evaluation_at_the_start_is_not_made_again(train: Train, uninterrupted: Train) -> None:
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "eval_on_start": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": False,
+    }
+
+    def patient() -> list[TrainerCallback]:  # which would count it
+        return [EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=100.0)]
+
+    reference = uninterrupted(callbacks=patient(), **settings)
+    assert reference.history[0]["step"] == 0
+    train(until=3, callbacks=patient(), **settings)
+    train(seed=9, callbacks=patient(), **settings).ends_like(reference)
+
+
 def test_callbacks_are_made_anew_where_the_arguments_say_so(train: Train, uninterrupted: Train) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 2, "restore_callback_states_from_checkpoint": True}
     train(until=5, **settings)

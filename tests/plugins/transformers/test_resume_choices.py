@@ -60,6 +60,12 @@ def test_another_runs_name_is_refused(train: Train, root: Path, name: str) -> No
         train(resume=name.format(root=root))
 
 
+@pytest.mark.parametrize("given", (5, "", b"checkpoint-5"))
+def test_what_names_nothing_is_refused(train: Train, given: Any) -> None:
+    with pytest.raises(ConfigError, match="resume_from_checkpoint must be"):
+        train(resume=given)
+
+
 def test_a_folder_of_the_trainers_own_is_the_trainers_to_load(
     train: Train, root: Path, tmp_path: Path, uninterrupted: Train
 ) -> None:

@@ -104,6 +104,14 @@ def test_save_model_is_the_users_export(
     assert torch.equal(restored.state["model"]["marker"], outcome.model.marker)
 
 
+def test_an_export_into_the_runs_own_root_is_refused(train: Train, root: Path, policy: Path) -> None:
+    settings = {"options": {"config": policy}, "output_dir": str(root), "save_steps": 4}
+    outcome = train(until=5, **settings)
+    with pytest.raises(ConfigError, match="folder of its own"):
+        outcome.trainer.save_model()
+    assert len(train(seed=3, **settings).losses) == 8
+
+
 def test_without_a_policy_save_model_is_the_trainers(build: Train, tmp_path: Path) -> None:
     outcome = build(save_steps=12)
     outcome.trainer.save_model(str(tmp_path / "export"))
