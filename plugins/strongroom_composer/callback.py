@@ -111,6 +111,18 @@ class StrongroomCheckpoint(Callback):  # type: ignore[misc]  # Composer's classe
     def iteration_checkpoint(self, state: Any, logger: Any) -> None:
         self._current.checkpoint(Event.ITERATION_CHECKPOINT, logger)
 
+    def eval_start(self, state: Any, logger: Any) -> None:
+        self._trains(False)
+
+    def eval_end(self, state: Any, logger: Any) -> None:
+        self._trains(True)
+
+    def predict_start(self, state: Any, logger: Any) -> None:
+        self._trains(False)
+
+    def predict_end(self, state: Any, logger: Any) -> None:
+        self._trains(True)
+
     def fit_end(self, state: Any, logger: Any) -> None:
         self._current.fit_ends(logger)
 
@@ -127,6 +139,10 @@ class StrongroomCheckpoint(Callback):  # type: ignore[misc]  # Composer's classe
             raise ConfigError("this StrongroomCheckpoint was closed with its Trainer; build a Trainer anew")
         return self._run
 
+    def _trains(self, is_training: bool) -> None:
+        if self._run is not None:
+            self._run.trains(is_training)
+
     def _come_last(self, state: Any) -> None:
         """What other callbacks do at an event is part of what is saved there, and what they draw is over."""
         state.callbacks.remove(self)
@@ -141,10 +157,11 @@ def _watch_fit(trainer: Any, run: Run) -> None:
     found, original, logger = weakref.ref(trainer), type(trainer).fit, trainer.logger
 
     def fit(*args: Any, **kwargs: Any) -> Any:
-        if run.is_finished(kwargs):
+        told = run.arguments_of(kwargs)
+        if run.is_finished(told):
             return None
         try:
-            return original(found(), *args, **kwargs)
+            return original(found(), *args, **told)
         except BaseException as error:
             run.fit_ends(logger, error)
             raise

@@ -102,6 +102,7 @@ class Fit:
             left_at=left_at,
         )
         self._loader: FollowedLoader | None = None
+        self._is_training = True
         self._undo: list[Callable[[], None]] = []
         self._put_handlers_back: Callable[[], None] = lambda: None
 
@@ -125,6 +126,10 @@ class Fit:
         if self._loader is not None:
             self._loader.break_off()
         self._put_back()
+
+    def trains(self, is_training: bool) -> None:
+        """Whether what is read from now on is trained on: an evaluation may have the same loader."""
+        self._is_training = is_training
 
     def end(self, error: BaseException | None = None) -> None:
         """The fit is over; a second call does nothing.
@@ -172,6 +177,7 @@ class Fit:
             state.dataloader,
             skip=self._arguments.skip,
             limit=lambda: seam.limit_of(state),
+            is_trained_from=lambda: self._is_training,
             info=VOICE.info,
             warn=VOICE.warn,
         )

@@ -119,9 +119,30 @@ class Run:
 
     # ---------------------------------------------------------------------------------------------- it trains
 
+    def arguments_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """What ``fit`` is to be given: a run that was resumed is not counted from 0 once more.
+
+        Raises:
+            ConfigError: what this Trainer has saved would be counted from 0.
+        """
+        if not told.get("reset_time") or self._left_at is None:
+            return dict(told)
+        stands = f"step {self._left_at} of {self.arguments.root}"
+        if self._resumption is None:
+            raise ConfigError(
+                f"fit(reset_time=True) counts steps from 0 again, and this run has come to {stands}: what it "
+                f"saved then would never be the newest. Let what follows be a run of its own, in a Trainer "
+                f"with another root; or train on by fit(duration=...)"
+            )
+        VOICE.info(f"reset_time=True resets nothing: the run goes on from {stands}, and was reset before")
+        duration = told.get("duration")
+        if duration is not None:
+            self._state.max_duration = seam.duration_of(duration)
+        return {**told, "reset_time": False, "duration": None}
+
     def is_finished(self, told: Mapping[str, Any]) -> bool:
         """Whether a ``fit`` with these arguments would have nothing to train, as the run is at its end."""
-        if self._resumption is None or any(told.get(name) for name in ("duration", "reset_time")):
+        if self._resumption is None or told.get("duration"):
             return False
         if not seam.is_over(self._state):
             return False
@@ -161,6 +182,11 @@ class Run:
         """Composer's loop has left an epoch's iterator."""
         if self._fit is not None:
             self._fit.epoch_is_over()
+
+    def trains(self, is_training: bool) -> None:
+        """Training reads its data from now on, or something else does."""
+        if self._fit is not None:
+            self._fit.trains(is_training)
 
     def fit_ends(self, logger: Any, error: BaseException | None = None) -> None:
         """``fit`` is over, or broken off.

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 from composer import Trainer
-from composer.core import Event, State, Timestamp, engine
+from composer.core import Event, State, Time, Timestamp, TimeUnit, engine
 from composer.utils import checkpoint, dist, file_helpers, misc
 from torch.utils.data import DataLoader
 
@@ -33,6 +33,7 @@ __all__ = [
     "check_supported",
     "checkpoint",
     "dataset_of",
+    "duration_of",
     "eval_generators",
     "expect_no_batches",
     "fill",
@@ -176,6 +177,8 @@ def interval(given: Any) -> Callable[[Any, Any], bool]:
     if callable(given):
         return given  # type: ignore[no-any-return]
     try:
+        if isinstance(given, bool) or Time.from_input(given, TimeUnit.EPOCH).value < 0:
+            raise ValueError("it is no amount of training")
         made: Callable[[Any, Any], bool] = misc.create_interval_scheduler(given)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(
@@ -230,6 +233,11 @@ def timestamp_from(saved: Mapping[str, Any]) -> Any:
     found = Timestamp()
     found.load_state_dict(dict(saved))
     return found
+
+
+def duration_of(given: Any) -> Any:
+    """What ``fit(duration=...)`` means; a number is one of epochs."""
+    return Time.from_input(given, TimeUnit.EPOCH)
 
 
 def is_over(state: Any) -> bool:

@@ -48,6 +48,8 @@ class FollowedLoader:
         write_epoch: sets that number; None: the loop does so by itself.
         limit: how many batches of an epoch the loop takes at most, where it counts them from the beginning
             of each iterator and not of the epoch; None: all.
+        is_trained_from: whether who asks for an iterator now trains on it; what something else reads of the
+            same loader, such as an evaluation on the training data, is given to it and not followed.
         ends_when_let_go: an iterator that nobody holds any more, as after a ``break``, is over: the next one
             begins an epoch. Otherwise it counts as under way until another one is asked for.
         info: is told how the loader was brought back, in a sentence.
@@ -67,6 +69,7 @@ class FollowedLoader:
         read_epoch: Callable[[], int] | None = None,
         write_epoch: Callable[[int], None] | None = None,
         limit: Callable[[], int | None] = lambda: None,
+        is_trained_from: Callable[[], bool] = lambda: True,
         ends_when_let_go: bool = False,
         info: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
@@ -78,6 +81,7 @@ class FollowedLoader:
         self._read_epoch = read_epoch
         self._write_epoch = write_epoch
         self._limit = limit
+        self._is_trained_from = is_trained_from
         self._ends_when_let_go = ends_when_let_go
         self._info = info
         self._warn = warn
@@ -217,6 +221,9 @@ class FollowedLoader:
 
     def _iterate(self) -> Iterator[Any]:
         """The loop asks for an iterator."""
+        if not self._is_trained_from():
+            other: Iterator[Any] = self._own_class.__iter__(self.loader)
+            return other
         back_to, self._back_to = self._back_to, None
         if self._misses_workers:
             self._misses_workers = False

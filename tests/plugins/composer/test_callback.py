@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -60,7 +61,9 @@ def test_it_saves_when_composers_own_saver_would_and_a_resumed_run_too(
 
 
 @pytest.mark.parametrize(
-    "interval", ("soon", "10flops", object(), None, timedelta(minutes=1)), ids=lambda one: str(one)[:8]
+    "interval",
+    ("soon", "10flops", object(), None, timedelta(minutes=1), True, "-1ba"),
+    ids=lambda one: str(one)[:8],
 )
 def test_what_is_no_interval_is_refused_when_it_is_given(interval: Any) -> None:
     with pytest.raises(ConfigError, match="save_interval must be a time string"):
@@ -243,15 +246,14 @@ def test_a_finished_run_trains_nothing_and_says_so(fit: Any, said: Any, uninterr
 class Twice:
     """One Trainer that trains twice."""
 
-    def __init__(self, root: Path | None, *, break_first: bool = False) -> None:
+    def __init__(self, root: Path | None, *, break_first: bool = False, **settings: Any) -> None:
         torch.manual_seed(7)
         self.average, model = composer_runs.Average(), Net()
         callbacks: list[Any] = [self.average]
         if root is not None:
             callbacks.append(StrongroomCheckpoint(root, save_interval="1ba"))
-        if break_first:
-            self.interrupt = Interrupt(4)
-            callbacks.append(self.interrupt)
+        self.interrupt = Interrupt(4 if break_first else -1)
+        callbacks.append(self.interrupt)
         self.trainer = Trainer(
             model=model,
             optimizers=torch.optim.AdamW(model.parameters(), lr=1e-2),
@@ -260,6 +262,7 @@ class Twice:
             seed=7,
             device="cpu",
             progress_bar=False,
+            **settings,
         )
 
 
@@ -279,6 +282,33 @@ def test_a_second_fit_goes_on_in_memory_and_saves_on(root: Path) -> None:
     resumed.trainer.fit(duration="2ba")
     resumed.trainer.close()
     assert steps_of(root)[-1] == 12
+
+
+def test_time_that_was_saved_is_not_reset(root: Path) -> None:
+    ours = Twice(root)
+    ours.trainer.fit(duration="1ep")
+    with pytest.raises(ConfigError, match=r"fit\(reset_time=True\) counts steps from 0 .* come to step 6 of"):
+        ours.trainer.fit(reset_time=True)
+    ours.trainer.close()
+    assert steps_of(root) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.filterwarnings("ignore:.* is not in the state_dict")
+def test_what_load_path_loaded_is_reset_once_and_what_was_resumed_is_not(root: Path, said: Any) -> None:
+    weights = train(None, max_duration="3ba", save_folder=str(root.with_name("native")))
+    weights.trainer.close()
+    pretrained = str(root.with_name("native") / "ep0-ba3-rank0.pt")
+    runs = []
+    for place, until in ((None, -1), (root, 5), (root, -1)):
+        runs.append(Twice(place, load_path=pretrained))
+        runs[-1].interrupt.before_batch = until
+        with suppress(composer_runs.BrokenOffError):
+            runs[-1].trainer.fit(duration="9ba", reset_time=True)
+        runs[-1].trainer.close()
+    reference, _, resumed = runs
+    assert "reset_time=True resets nothing: the run goes on from step 5" in said.text
+    assert resumed.trainer.state.timestamp.batch == reference.trainer.state.timestamp.batch == 9
+    assert resumed.average.losses == reference.average.losses[5:]
 
 
 def test_a_fit_that_was_broken_off_can_be_repeated(root: Path) -> None:

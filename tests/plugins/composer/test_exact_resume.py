@@ -54,6 +54,23 @@ def evaluation_that_draws() -> Any:
     return stock_loader(batches=2, generator=torch.Generator().manual_seed(4))
 
 
+class Shared:
+    """One loader, trained from and evaluated on."""
+
+    def __init__(self) -> None:
+        self.loader: Any = None
+
+    def train(self) -> Any:
+        self.loader = own_generator()
+        return self.loader
+
+    def evaluate(self) -> Any:
+        return self.loader
+
+
+SHARED = Shared()
+
+
 def cosine(optimizer: Any) -> Any:
     return CosineAnnealingWithWarmupScheduler(t_warmup="2ba")
 
@@ -62,6 +79,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "evaluation at the epoch's end": {"validate": True, "eval_interval": "1ep", "callbacks": (Drawing,)},
     "evaluation with a generator": {"validate": evaluation_that_draws},
+    "evaluation on the training data": {"loader": SHARED.train, "validate": SHARED.evaluate},
     "Composer's scheduler": {"scheduler": cosine},
     "a loader with its own generator": {"loader": own_generator},
     "part of an epoch": {"train_subset_num_batches": 6, "loader": lambda: stock_loader(batches=8)},
