@@ -30,7 +30,9 @@ FRONT_ENDS: Final = ("lightning", "composer", "accelerate", "transformers")
 
 def importable() -> list[str]:
     """Those whose framework is installed."""
-    return [name for name in FRONT_ENDS if importlib.util.find_spec(name) is not None]
+    found = {name: importlib.util.find_spec(name) for name in FRONT_ENDS}
+    # Folders of tests are called as the frameworks are, and would do for packages where those are missing.
+    return [name for name, spec in found.items() if spec is not None and spec.origin is not None]
 
 
 @cache

@@ -27,7 +27,7 @@ _TEXT: Final = """\
 # What every front end was asked
 
 One suite asks every front end the same, each in its own framework, and this page is written from what came of
-it. [The front ends](../reference/index.md) say how each is used.
+it. What they have in common, [their reference](../reference/front-ends.md) says.
 
 ## Promises
 
@@ -40,8 +40,7 @@ at. As they were run: {versions}.
 
 Each cell of the tables that follow was run: trained to the interruption, started again in processes that
 know nothing of the first ones, and compared with the run that was never interrupted and knew nothing of
-Strongroom.
-**equal** means that every loss from there on, and every weight at the end, is the same floating-point number,
+Strongroom. **equal** means that every loss from there on, and every weight at the end, is the same floating-point number,
 on every rank; that steps and learning rates are the same; and that no more than the save under way was lost.
 Where a cell follows a documented rule instead, its number stands there, and the rule below the table.
 
