@@ -22,6 +22,7 @@ from strongroom_transformers.hub import Release, Releases, check_hub, check_rele
 from strongroom_transformers.peft import BaseRule, ModelWeights, check_base_rule
 from strongroom_transformers.provenance import known_of
 from strongroom_transformers.refusals import check_trainer
+from strongroom_transformers.trackers import Trackers
 from strongroom_transformers.training import OnCommit, Training
 
 __all__ = ["StrongroomCallback"]
@@ -83,6 +84,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         self._training: Training | None = None
         self._asked = Asked(mode=self.settings.resume)
         self._beginning: Beginning | None = None
+        self._trackers: Trackers | None = None
         self._again: tuple[int | None] | None = None
 
     # ---------------------------------------------------------------------------------------- being attached
@@ -176,6 +178,8 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
                     "its own; search without Strongroom, and attach it for the run that you keep"
                 )
             check_training_arguments(trainer.args, self.settings)
+            self._trackers = Trackers(trainer, self.settings)
+            self._trackers.check()
             self._asked = asked_for(values.get("resume_from_checkpoint"), self.settings)
             values["resume_from_checkpoint"] = self._asked.native
             self._again = self._beginning = None
@@ -274,6 +278,8 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     def _epoch_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def on_epoch_begin(*args: Any, **kwargs: Any) -> Any:
             self._current.epoch_begins()
+            if self._trackers is not None:
+                self._trackers.check()
             return original(*args, **kwargs)
 
         return on_epoch_begin

@@ -40,6 +40,7 @@ from strongroom_transformers.arguments import Asked, asked_for, keep_limit
 from strongroom_transformers.folders import FOLDER_PART, agree_on, put_down, taken_up
 from strongroom_transformers.progress import latest
 from strongroom_transformers.provenance import known_of
+from strongroom_transformers.trackers import Trackers
 from strongroom_transformers.voice import VOICE
 
 __all__ = ["SealedFolders", "unseal"]
@@ -85,6 +86,7 @@ class SealedFolders(TrainerCallback):  # type: ignore[misc]  # of a package with
         self._scratch = scratch
         self._trainer: Any = None
         self._run: _Run | None = None
+        self._trackers: Trackers | None = None
 
     def attach(self, trainer: Any) -> Self:
         """Follow this Trainer's saves; for good.
@@ -121,6 +123,8 @@ class SealedFolders(TrainerCallback):  # type: ignore[misc]  # of a package with
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer has read all that it resumed from."""
         self._current.has_resumed()
+        if self._trackers is not None:
+            self._trackers.check()
 
     @property
     def _current(self) -> _Run:
@@ -138,6 +142,8 @@ class SealedFolders(TrainerCallback):  # type: ignore[misc]  # of a package with
             given = seam.bind(original, *args, **kwargs)
             values = given.arguments
             _check_arguments(self._trainer.args, self.settings)
+            self._trackers = Trackers(self._trainer, self.settings, writes_folders=True)
+            self._trackers.check()
             if values.get("trial") is not None or self._trainer.hp_search_backend is not None:
                 raise ConfigError(
                     "a hyper-parameter search trains many runs, and each wants a root of its own; search "
@@ -272,6 +278,8 @@ class _Run:
         folder, step, scores = found
         self._scores.replace(scores)
         self._saves.left_at = step
+        # A run that was killed may have left it in the clear, committed as it is.
+        self._remove(Path(self._trainer._get_output_dir(trial=None)) / f"checkpoint-{step}")
         VOICE.info(f"resuming from step {step} of {root}")
         return str(folder)
 
@@ -412,6 +420,11 @@ def _check_arguments(args: Any, settings: RunSettings) -> None:
         raise ConfigError(
             "enable_jit_checkpoint=True saves on each rank by itself when SIGTERM comes; here all ranks save "
             "after the same step then: leave it False"
+        )
+    if args.save_only_model:
+        raise ConfigError(
+            "save_only_model=True leaves the optimizer out of the Trainer's folders: a run resumed from one "
+            "would begin with a new one, without a word; leave it False"
         )
     if args.push_to_hub and policy_seals(settings.options["security"]):
         raise ConfigError(

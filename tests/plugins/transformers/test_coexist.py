@@ -91,6 +91,9 @@ def test_folders_are_sealed_and_removed_and_the_run_goes_on_from_the_newest(
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             seen.append(len(list(scratch.iterdir())))
 
+    unseal(
+        tmp_path / "root", tmp_path / "out" / "checkpoint-4", step=4
+    )  # as a run that is killed may leave it
     resumed = run(tmp_path, callbacks=[Looks()])
     resumed.train()
     assert seen == [1, 0, 0, 0]  # laid down for the first step alone
@@ -252,6 +255,11 @@ def test_a_root_of_another_front_end_is_refused(tmp_path: Path) -> None:
         run(tmp_path).train()
     with pytest.raises(StateMismatchError, match="holds no folder"):
         unseal(tmp_path / "root", tmp_path / "back")
+
+
+def test_folders_that_nothing_resumes_from_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="save_only_model"):
+        run(tmp_path, save_only_model=True)
 
 
 def test_one_callback_a_trainer_and_one_trainer_a_callback(tmp_path: Path) -> None:
