@@ -2,7 +2,8 @@
 
 ::
 
-    {"state": the TrainerState, as its ``trainer_state.json`` would have it, "loss": what was counted since
+    {"state": the TrainerState, as its ``trainer_state.json`` would have it, but for its log, which is one
+     text of JSON: "log_history", "loss": what was counted since
      the last log and since the beginning, "elapsed_s": how long the run has trained, "sampler_seed": what
      Accelerate's sampler begins from, "scores": what the checkpoints were ranked by}
 
@@ -13,6 +14,7 @@ resume would differ, and so would what ``train()`` returns.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +32,9 @@ __all__ = ["gathered", "latest", "put_back_losses", "restored"]
 _PROCESS: Final = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Of a TrainerState: what each process knows of itself."""
 
+_PLAIN: Final = frozenset({bool, float, int, str, type(None)})
+"""What comes back from JSON as it was; of other values in a log, each is stored by itself."""
+
 
 def gathered(
     trainer: Any, encoding: Encoding, *, elapsed_s: float, scores: Mapping[int, float]
@@ -44,6 +49,7 @@ def gathered(
         if field.name not in _PROCESS
     }
     state["stateful_callbacks"] = exported.stateful_callbacks
+    state["log_history"] = _as_text(state["log_history"])
     running = trainer._tr_loss
     return {
         "state": encoding.of(state, ("trainer", "state")),
@@ -77,6 +83,8 @@ def restored(trainer: Any, saved: Mapping[str, Any], max_steps: int, voice: Voic
             f"TrainerState, which is left out"
         )
     known = {name: rebuild(value, None) for name, value in given.items() if name in own}
+    if isinstance(known.get("log_history"), str):
+        known["log_history"] = json.loads(known["log_history"])
     state = TrainerState(**known)
     if state.train_batch_size is not None:
         compare_trainer_and_checkpoint_args(trainer.args, state)
@@ -87,6 +95,14 @@ def restored(trainer: Any, saved: Mapping[str, Any], max_steps: int, voice: Voic
         trainer._load_callback_state()
     else:
         _restore_callbacks(trainer, state.stateful_callbacks)
+
+
+def _as_text(log: list[dict[str, Any]]) -> Any:
+    """A log of plain values as one text: value by value, a long run's would hold training up for seconds."""
+    is_plain = all(
+        type(name) is str and type(value) in _PLAIN for entry in log for name, value in entry.items()
+    )
+    return json.dumps(log) if is_plain else log
 
 
 def put_back_losses(trainer: Any, loss: Mapping[str, Any]) -> None:

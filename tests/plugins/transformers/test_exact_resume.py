@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trained
@@ -193,3 +195,32 @@ def test_callbacks_are_made_anew_where_the_arguments_say_so(train: Train, uninte
     assert again is not resumed.drawing
     assert again.seen == reference.drawing.seen
     assert resumed.losses == reference.losses[-len(resumed.losses) :]
+
+
+class Logs(TrainerCallback):
+    """A user's own figures, of every kind that a log may hold."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = entry
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.log_history.append({**self.entry, "step": state.global_step})
+
+
+@pytest.mark.parametrize(
+    "more", ({}, {"scores": [1, 2.5], "exact": np.float32(0.1)}), ids=("plain", "others")
+)
+def test_whatever_was_logged_comes_back(train: Train, root: Path, more: dict[str, Any]) -> None:
+    entry = {"loss": 0.1, "norm": math.inf, "count": 3, "is": True, "words": 'a "ä"', "none": None, **more}
+    train(until=2, callbacks=[Logs(entry)])
+    resumed = train(callbacks=[Logs(entry)], seed=3, max_steps=3)
+    found = resumed.trainer.state.log_history[:3]
+    assert found == [{**entry, "step": step} for step in (1, 2, 3)]
+    assert [type(value) for value in found[0].values()] == [type(value) for value in found[2].values()]
+
+
+def test_a_long_log_is_not_taken_apart(train: Train, root: Path) -> None:
+    train(until=1, callbacks=[Logs({f"figure {number}": 0.1 for number in range(1000)})])
+    (document,) = root.glob("step-*/data/state.json")
+    # Where each value has a node of its own, these would be twice as long.
+    assert document.stat().st_size < 50_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def test_a_save_at_an_epochs_last_step_waits_for_the_epochs_end(train: Train, ro
     with Checkpointer(root) as checkpointer:
         found = checkpointer.restore({"trainer": None}, only="trainer", step=BATCHES)
     assert found is not None
-    assert any("eval_loss" in entry for entry in found.state["trainer"]["state"]["log_history"])
+    assert any("eval_loss" in entry for entry in json.loads(found.state["trainer"]["state"]["log_history"]))
 
 
 def test_by_hand(build: Train, root: Path) -> None:
