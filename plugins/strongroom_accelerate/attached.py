@@ -19,7 +19,7 @@ from strongroom_accelerate.arguments import Arguments
 from strongroom_accelerate.loaders import PreparedLoaders
 from strongroom_accelerate.naming import StepNames, name_of
 from strongroom_accelerate.run import Run
-from strongroom_accelerate.standing import Standing
+from strongroom_accelerate.standing import OptimizerSteps, Standing
 from strongroom_accelerate.voice import VOICE
 
 __all__ = ["AttachedRun"]
@@ -61,6 +61,7 @@ class AttachedRun:
         self._is_uneven = False
         self._is_over = False
         self._counted: Any = None
+        self._optimizers = OptimizerSteps(accelerator, self._loaders.are_trained_on)
         self._logged_at: int | None = None
         self._replacements = Replacements()
         setattr(accelerator, _SEAT, self)
@@ -96,12 +97,13 @@ class AttachedRun:
 
     def step(self) -> SaveHandle | None:
         """As `strongroom_accelerate.Strongroom.step`."""
-        if not self._accelerator.sync_gradients:
-            return None
         run = self._run()
+        if not self._optimizers.has_stepped():
+            return None
         self._begin(run)
         standing = self.standing
         standing.step()
+        self._loaders.are_trained_on()
         active = self._loaders.active()
         standing.training = active or standing.training
         if self._is_uneven:
@@ -124,6 +126,7 @@ class AttachedRun:
                 run = self._run()
                 self._begin(run)
                 standing.epoch_is_over()
+                self._optimizers.check_none_is_pending()
                 is_last = standing.epochs >= count
                 run.saves.between_steps(run.moment(is_epoch_end=True, is_run_end=is_last))
                 self._tell_trackers()
@@ -168,6 +171,7 @@ class AttachedRun:
     # ------------------------------------------------------------------------ what Accelerate's calls do
 
     def save_named(self, name: str | None, options: Mapping[str, Any]) -> SaveHandle:
+        self._check_prepared()
         self._has_trained = True
         return self._run().save(name=name, options=options)
 
@@ -199,6 +203,7 @@ class AttachedRun:
 
     def was_prepared(self) -> None:
         optimizers = seam.bare_optimizers(self._accelerator)
+        self._optimizers.watch()
         first = optimizers[0] if optimizers else None
         if first is not None and first is not self._counted and hasattr(first, "register_step_post_hook"):
             self._counted = first
@@ -234,6 +239,7 @@ class AttachedRun:
         self._loaders.followed()
         self.standing.begin_anew()
         self._counted = None
+        self._optimizers.forget()
         self._has_trained = self._has_resumed = False
         self._told_to_load = None
 
@@ -253,12 +259,17 @@ class AttachedRun:
         if self._has_trained:
             run.listen()
             return
+        self._check_prepared()
         self._has_trained = True
         self.standing.begin_to_count()
         self._loaders.check_all_came()
         if not self._has_resumed:
             run.saves.begin(run.moment())
         run.listen()
+
+    def _check_prepared(self) -> None:
+        if not (self._accelerator._models or self._accelerator._optimizers):
+            raise ConfigError("nothing to save: accelerator.prepare() was not called yet; call it first")
 
     def _tell_trackers(self) -> None:
         run = self._opened

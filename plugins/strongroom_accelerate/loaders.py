@@ -83,6 +83,11 @@ class PreparedLoaders:
             )
         return None
 
+    def are_trained_on(self) -> None:
+        """A step is taken: whoever still holds an iterator from before will not come back to it."""
+        for one in self._known:
+            one.is_trained_on()
+
     def number_of(self, loader: FollowedLoader | None) -> int | None:
         """Its place among all."""
         return None if loader is None else self._known.index(loader)

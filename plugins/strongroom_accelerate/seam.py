@@ -58,6 +58,7 @@ _NEEDED: Final = {
         "log",
         "multi_device",
         "prepare_data_loader",
+        "optimizer_step_was_skipped",
         "prepare_optimizer",
         "project_configuration",
         "save",

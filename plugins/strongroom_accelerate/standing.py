@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from strongroom.resume.following import FollowedLoader
+from strongroom_accelerate import seam
+from strongroom_accelerate.voice import VOICE
 
-__all__ = ["Standing"]
+__all__ = ["OptimizerSteps", "Standing"]
+
+_SUSPICIOUS: Final = 1000
+"""Batches in a row, of which none led to a step."""
 
 
 class Standing:
@@ -78,3 +83,62 @@ class Standing:
         self._epochs = state["epochs"]
         self._counts_epochs = self.is_inside_epochs
         self.training = training
+
+
+class OptimizerSteps:
+    """Whether a batch was the last one of a step: also where a program accumulates gradients by itself.
+
+    Args:
+        accelerator: the program's; what it knows of accumulation counts too.
+        note: is called when an optimizer has taken a step.
+    """
+
+    def __init__(self, accelerator: Any, note: Callable[[], None]) -> None:
+        self._accelerator = accelerator
+        self._note = note
+        self._has_warned = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is prepared any more."""
+        self._watched: list[Any] = []
+        self._has_stepped = False
+        self._in_vain = 0
+
+    def watch(self) -> None:
+        """Listen to the optimizers that were prepared; those of engines do not say when they step."""
+        for one in seam.bare_optimizers(self._accelerator):
+            is_known = any(one is known for known in self._watched)
+            if is_known or seam.has_engine(self._accelerator) or not hasattr(one, "register_step_post_hook"):
+                continue
+            self._watched.append(one)
+            one.register_step_post_hook(self._is_told)
+
+    def has_stepped(self) -> bool:
+        """Whether a step was taken, or left out by the scaler, since this was asked last."""
+        if not self._accelerator.sync_gradients:
+            return False
+        has_stepped, self._has_stepped = self._has_stepped, False
+        if has_stepped or not self._watched or self._accelerator.optimizer_step_was_skipped:
+            self._in_vain = 0
+            return True
+        self._in_vain += 1
+        if self._in_vain == _SUSPICIOUS:
+            VOICE.warn(
+                f"step() was called {_SUSPICIOUS} times, and no optimizer that was prepared has taken a step "
+                f"meanwhile: nothing is counted and saved; is it another optimizer that trains?"
+            )
+        return False
+
+    def check_none_is_pending(self) -> None:
+        """Tell where an epoch is saved whose last batches are in no step yet."""
+        if self._in_vain and not self._has_warned:
+            self._has_warned = True
+            VOICE.warn(
+                f"an epoch ended {self._in_vain} batches behind the optimizer's last step: their gradients are "
+                f"in no checkpoint, and a run that is resumed from here lacks them; step at an epoch's end"
+            )
+
+    def _is_told(self, *_: Any) -> None:
+        self._has_stepped = True
+        self._note()

@@ -85,3 +85,47 @@ def test_a_data_set_that_goes_on_by_itself_learns_that_a_full_epoch_has_begun() 
     assert list(loader) == []
     assert data.begun == 1
     assert len(list(loader)) == 12
+
+
+def test_an_iterator_that_somebody_still_holds_is_not_come_back_to_once_a_later_one_is_trained_on() -> None:
+    loader: Any = DataLoader(_Noisy(), batch_size=2, shuffle=True)
+    followed = FollowedLoader(loader, ends_when_let_go=True)
+    held = iter(loader)
+    next(held)
+    for _ in loader:
+        followed.is_trained_on()
+    assert (followed.position().batches, followed.position().epoch, followed.epochs_done) == (0, 2, 2)
+
+
+def test_a_loop_that_is_read_from_inside_of_itself_goes_on_where_it_was() -> None:
+    def evaluated(loader: Any, *, breaks_off: bool) -> None:
+        for _ in loader:
+            if breaks_off:
+                break
+
+    def run(loader: Any, after: int) -> tuple[list[Any], list[Any]]:
+        seen, places = [], []
+        for number, one in enumerate(loader, after):
+            seen.append(one)
+            evaluated(loader, breaks_off=number % 2 == 0)
+            places.append((followed.position(), RngState.capture(), followed.epochs_done))
+        return seen, places
+
+    torch.manual_seed(3)
+    loader: Any = DataLoader(_Noisy(), batch_size=2, shuffle=True)
+    followed = FollowedLoader(loader, ends_when_let_go=True)
+    seen, places = run(loader, 0)
+    assert [(place.batches, place.epoch, done) for place, _, done in places] == [
+        (number, 0, 0) for number in range(1, 7)
+    ]
+    assert (followed.position().batches, followed.position().epoch) == (0, 1)
+    for number in (2, 3):
+        position, now, _ = places[number]
+        torch.manual_seed(9)
+        loader = DataLoader(_Noisy(), batch_size=2, shuffle=True)
+        followed = FollowedLoader(loader, ends_when_let_go=True)
+        followed.resume_from(position, now)
+        again, _ = run(loader, number + 1)
+        assert all(map(torch.equal, again, seen[number + 1 :]))
+        assert len(again) == 5 - number
+        assert followed.position().epoch == 1

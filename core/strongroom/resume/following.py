@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
@@ -51,7 +51,9 @@ class FollowedLoader:
         is_trained_from: whether who asks for an iterator now trains on it; what something else reads of the
             same loader, such as an evaluation on the training data, is given to it and not followed.
         ends_when_let_go: an iterator that nobody holds any more, as after a ``break``, is over: the next one
-            begins an epoch. Otherwise it counts as under way until another one is asked for.
+            begins an epoch, and one that is asked for while another is held, as for an evaluation inside the
+            loop that trains, is no more than passing: when it is over, the other one counts again. Otherwise
+            an iterator counts as under way until another one is asked for.
         info: is told how the loader was brought back, in a sentence.
         warn: is told what may be otherwise than in the run that was never interrupted.
 
@@ -88,6 +90,7 @@ class FollowedLoader:
         self._epochs = 0
         self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
         self._iterator: Callable[[], _Batches | None] = lambda: None
+        self._outer: list[_Under] = []  # iterators that were under way when this one was asked for
         self._taken = 0
         self._gave_at = 0
         self._asked: RngState | None = None  # right before the last batch, where that matters
@@ -113,6 +116,7 @@ class FollowedLoader:
         """Batches taken in the epoch that is under way; 0 between epochs."""
         if self._back_to is not None:
             return self._back_to[0].batches
+        self._come_back()
         return self._taken if self._is_inside() else 0
 
     @property
@@ -121,11 +125,13 @@ class FollowedLoader:
 
         Of several loaders, the one that is being read gave the latest.
         """
+        self._come_back()
         return self._gave_at if self._is_inside() else 0
 
     @property
     def epochs_done(self) -> int:
         """Whole epochs; one of which all batches were taken is over when the loop asks for a further one."""
+        self._come_back()
         return self._epochs + (self._inside is not None and not self._is_inside())
 
     def generators(self) -> Mapping[str, Generator]:
@@ -141,6 +147,7 @@ class FollowedLoader:
         """
         if self._back_to is not None:  # nobody has asked for an iterator yet
             return self._back_to[0]
+        self._come_back()
         inside = self._inside if self._is_inside() else None
         is_full = inside is not None and self.length is not None and self._taken >= self.length
         if inside is None or (is_full and closes_epoch):
@@ -152,6 +159,11 @@ class FollowedLoader:
                 dataset_states=dataset_states([self._stock]),
             )
         return replace(inside.after(self._taken), last_batch=self._asked)
+
+    def is_trained_on(self) -> None:
+        """A step is taken on what was read last: what was under way before that is not come back to."""
+        self._come_back()
+        self._outer.clear()
 
     def break_off(self) -> None:
         """The loop asks the iterator of the epoch that is under way for no more: the next one begins."""
@@ -174,7 +186,7 @@ class FollowedLoader:
                 generators by the names that they have here.
             reads: False: the data set goes on from its place by itself; nothing is passed over.
         """
-        self._inside = None
+        self._inside, self._outer = None, []
         self._epochs = position.epoch
         self._back_to = None
         self._misses_workers = not position.makes_workers and self._keeps_workers()
@@ -224,6 +236,7 @@ class FollowedLoader:
         if not self._is_trained_from():
             other: Iterator[Any] = self._own_class.__iter__(self.loader)
             return other
+        self._come_back()
         back_to, self._back_to = self._back_to, None
         if self._misses_workers:
             self._misses_workers = False
@@ -235,6 +248,8 @@ class FollowedLoader:
         start, states = RngState.capture(self.generators()), dataset_states([self._stock])
         iterator = self._own_class.__iter__(self.loader)
         if self._inside is not None:  # the one before was broken off
+            if self._ends_when_let_go and self._is_inside():  # or not: who asks may come back to it
+                self._outer.append(_Under(self._inside, self._taken, self._asked, self._iterator))
             self._epochs += 1
         self._inside = DataPosition(
             epoch=self._epochs,
@@ -296,6 +311,15 @@ class FollowedLoader:
     def _given(self, batches: _Batches) -> _Batches:
         self._iterator = weakref.ref(batches)
         return batches
+
+    def _come_back(self) -> None:
+        """If an iterator is over that was asked for inside of another one's loop, that one counts again."""
+        while self._outer and not self._is_inside():
+            under = self._outer.pop()
+            held = under.iterator()
+            if held is not None and not held.is_over:
+                self._inside, self._taken, self._asked = under.place, under.taken, under.asked
+                self._iterator, self._epochs = under.iterator, under.place.epoch
 
     def _is_inside(self) -> bool:
         """Whether an iterator is under way."""
@@ -393,6 +417,16 @@ class FollowedLoader:
         return isinstance(self._stock, DataLoader) and self._stock.persistent_workers
 
 
+@dataclass(frozen=True)
+class _Under:
+    """An iterator that is under way, while another one of the same loader is."""
+
+    place: DataPosition
+    taken: int
+    asked: RngState | None
+    iterator: Callable[[], _Batches | None]
+
+
 class _Batches:
     """An iterator of a loader's, counted."""
 
@@ -409,12 +443,13 @@ class _Batches:
         self._ahead = ahead or []
         self._is_first = is_first
         self._of = owner._inside
-        self._is_over = False
+        self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        self._owner._come_back()
         counts = self._owner._inside is self._of
         if counts and self._owner._has_enough():
             self._owner._is_over()
@@ -427,9 +462,9 @@ class _Batches:
         try:
             batch = self._ahead.pop(0) if self._ahead else next(self._inner)
         except StopIteration:
-            if self._owner._inside is self._of and not self._is_over:
+            if self._owner._inside is self._of and not self.is_over:
                 self._owner._is_over()
-            self._is_over = True
+            self.is_over = True
             raise
         if counts:
             self._owner._is_taken()

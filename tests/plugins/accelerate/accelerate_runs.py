@@ -411,10 +411,11 @@ class Loop:
         self.losses: list[float] = []
         self._iterator: Iterator[Any] | None = None
 
-    def train(self, batches: int, *, steps: bool = True) -> None:
+    def train(self, batches: int, *, steps: bool = True, every: int = 1) -> None:
         """Train on so many batches more.
 
         Args:
+            every: the script itself accumulates the gradients of so many batches.
             steps: whether the script calls ``step()``.
         """
         while batches:
@@ -425,9 +426,10 @@ class Loop:
                 continue
             loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
             self.accelerator.backward(loss)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
             self.losses.append(loss.item())
+            if len(self.losses) % every == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
             batches -= 1
             if steps and self.run is not None:
                 self.run.step()

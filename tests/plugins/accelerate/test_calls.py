@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import ProjectConfiguration
-from accelerate_runs import BATCHES, Loop, Numbers, Progress
+from accelerate_runs import BATCHES, Loop, Numbers, Progress, new_accelerator
 from torch.utils.data import DataLoader
 
 from strongroom import Checkpointer, CheckpointNotFoundError, ConfigError, StateMismatchError
@@ -259,6 +259,27 @@ def test_an_accelerator_has_one_strongroom_at_a_time_and_is_as_it_was_afterwards
     with pytest.raises(ConfigError, match="was closed"):
         loop.run.step()
     Strongroom(loop.accelerator, root.with_name("other")).close()
+
+
+def test_nothing_is_saved_before_anything_is_prepared(root: Path) -> None:
+    from strongroom_accelerate import Strongroom
+
+    accelerator = new_accelerator()
+    run = Strongroom(accelerator, root, every_n_steps=1)
+    for ask in (run.step, run.save, accelerator.save_state):
+        with pytest.raises(ConfigError, match=r"accelerator.prepare\(\) was not called yet"):
+            ask()
+    run.close()
+
+
+def test_steps_of_an_optimizer_that_was_not_prepared_are_told(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(root, every_n_steps=1)
+    for _ in range(1000):
+        assert loop.run.step() is None
+    assert "no optimizer that was prepared has taken a step" in caplog.text
+    loop.run.close()
 
 
 def test_hooks_write_into_a_private_folder_whose_files_are_part_of_the_checkpoint(root: Path) -> None:

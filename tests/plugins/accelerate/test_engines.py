@@ -96,6 +96,7 @@ def test_what_save_state_is_given_besides_is_the_engines(root: Path, tmp_path: P
 def test_an_engine_finds_nothing_in_a_checkpoint_of_another_way(root: Path) -> None:
     accelerator = new_accelerator()
     with Strongroom(accelerator, "run") as strongroom:
+        accelerator.prepare(torch.nn.Linear(2, 2))
         strongroom.save()
     _, other, _ = begin("run", DistributedType.DEEPSPEED)
     with pytest.raises(StateMismatchError, match="engine has saved nothing in the checkpoint"):

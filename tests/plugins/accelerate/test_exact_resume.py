@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate_runs import BATCHES, EPOCHS, LOADERS, BrokenOffError, Outcome, train
+from accelerate_runs import BATCHES, EPOCHS, LOADERS, BrokenOffError, Loop, Outcome, train
 
 Reference = Callable[..., Outcome]
 
@@ -78,3 +78,27 @@ def test_a_run_interrupted_again_and_again_ends_the_same(root: Path, uninterrupt
         with pytest.raises(BrokenOffError):
             train(root, until=until, seed=seed)
     train(root, seed=99).ends_like(uninterrupted())
+
+
+def test_where_a_script_accumulates_gradients_by_itself_a_step_is_one_of_the_optimizer(root: Path) -> None:
+    reference = Loop(None)
+    reference.train(8, every=2)
+    broken = Loop(root, every_n_steps=1)
+    broken.train(5, every=2)
+    assert broken.run.steps_done == 2
+    broken.run.close()
+    resumed = Loop(root, seed=99)
+    assert resumed.run.resume()
+    resumed.train(4, every=2)
+    assert resumed.losses == reference.losses[4:]
+    assert resumed.weights == reference.weights
+
+
+def test_an_epoch_that_ends_between_a_scripts_own_steps_is_told(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(root, every_n_epochs=1)
+    for _ in loop.run.epochs(2):
+        loop.train(BATCHES, every=4)
+    assert caplog.text.count("an epoch ended 2 batches behind the optimizer's last step") == 1
+    loop.run.close()
