@@ -191,6 +191,7 @@ def _run_rank(
     pipe.send(told)
     pipe.close()
     # A group whose ranks died cannot be left in an orderly way.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a file, and this rank may have made its disk full
+            stream.flush()
     os._exit(0)
