@@ -41,8 +41,9 @@ at. As they were run: {versions}.
 Each cell of the tables that follow was run: trained to the interruption, started again in processes that
 know nothing of the first ones, and compared with the run that was never interrupted and knew nothing of
 Strongroom. **equal** means that every loss from there on, and every weight at the end, is the same
-floating-point number, on every rank; that steps and learning rates are the same; and that no more than the save under way was lost.
-Where a cell follows a documented rule instead, its number stands there, and the rule below the table.
+floating-point number, on every rank; that steps and learning rates are the same; and that no more than the
+save under way was lost. Where a cell follows a documented rule instead, its number stands there, and the
+rule below the table.
 
 The runs have {epochs} epochs of {batches} batches of {batch_size} samples a rank, dropout, noise drawn while
 reading, AdamW, a scheduler by step, validation every two steps, and a checkpoint at every step. Several
