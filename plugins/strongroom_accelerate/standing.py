@@ -37,6 +37,7 @@ class Standing:
         self.is_inside_epochs = False
         self._steps = 0
         self._epochs = 0
+        self._others = 0  # epochs of that loader that are none of the run's
         self._counts_steps = False
         self._counts_epochs = False
 
@@ -50,7 +51,7 @@ class Standing:
         """Whole epochs done: by ``epochs()``, or of the loader that training reads from."""
         if self._counts_epochs or self.training is None:
             return self._epochs
-        return self.training.epochs_done
+        return _trained(self.training) - self._others
 
     def begin_to_count(self) -> None:
         """The program says from now on when a step is over."""
@@ -83,6 +84,11 @@ class Standing:
         self._epochs = state["epochs"]
         self._counts_epochs = self.is_inside_epochs
         self.training = training
+        self._others = 0 if training is None else _trained(training) - self._epochs
+
+
+def _trained(loader: FollowedLoader) -> int:
+    return loader.epochs_done - loader.untrained
 
 
 class OptimizerSteps:
@@ -135,8 +141,8 @@ class OptimizerSteps:
         if self._in_vain and not self._has_warned:
             self._has_warned = True
             VOICE.warn(
-                f"an epoch ended {self._in_vain} batches behind the optimizer's last step: their gradients are "
-                f"in no checkpoint, and a run that is resumed from here lacks them; step at an epoch's end"
+                f"an epoch ended {self._in_vain} batches behind the optimizer's last step: their gradients "
+                f"are in no checkpoint, and a run that is resumed here lacks them; step at an epoch's end"
             )
 
     def _is_told(self, *_: Any) -> None:

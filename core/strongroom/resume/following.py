@@ -90,6 +90,8 @@ class FollowedLoader:
         self._epochs = 0
         self._inside: DataPosition | None = None  # of the iterator that was asked for last; None: it is over
         self._iterator: Callable[[], _Batches | None] = lambda: None
+        self._is_trained = False  # what the iterator gives
+        self._untrained: int | None = None  # epochs; None: nobody says what is trained on
         self._outer: list[_Under] = []  # iterators that were under way when this one was asked for
         self._taken = 0
         self._gave_at = 0
@@ -134,6 +136,13 @@ class FollowedLoader:
         self._come_back()
         return self._epochs + (self._inside is not None and not self._is_inside())
 
+    @property
+    def untrained(self) -> int:
+        """How many of the epochs that are done were not trained on, such as an evaluation's."""
+        self._come_back()
+        is_left = self._inside is not None and not self._is_inside()
+        return 0 if self._untrained is None else self._untrained + (is_left and not self._is_trained)
+
     def generators(self) -> Mapping[str, Generator]:
         """What the loader draws from besides the global streams."""
         return generators_of(self._stock) if self._generators is None else self._generators()
@@ -164,6 +173,8 @@ class FollowedLoader:
         """A step is taken on what was read last: what was under way before that is not come back to."""
         self._come_back()
         self._outer.clear()
+        self._untrained = self._untrained or 0
+        self._is_trained = True
 
     def break_off(self) -> None:
         """The loop asks the iterator of the epoch that is under way for no more: the next one begins."""
@@ -249,8 +260,17 @@ class FollowedLoader:
         iterator = self._own_class.__iter__(self.loader)
         if self._inside is not None:  # the one before was broken off
             if self._ends_when_let_go and self._is_inside():  # or not: who asks may come back to it
-                self._outer.append(_Under(self._inside, self._taken, self._asked, self._iterator))
-            self._epochs += 1
+                self._outer.append(
+                    _Under(
+                        self._inside,
+                        self._taken,
+                        self._asked,
+                        self._iterator,
+                        self._is_trained,
+                        self._untrained,
+                    )
+                )
+            self._count()
         self._inside = DataPosition(
             epoch=self._epochs,
             epoch_start=start,
@@ -259,7 +279,7 @@ class FollowedLoader:
             dataset_states=states,
             lengths=(self.length,),
         )
-        self._taken, self._asked = 0, None
+        self._taken, self._asked, self._is_trained = 0, None, False
         return self._given(_Batches(self, iterator))
 
     def _return_to(self, position: DataPosition, now: RngState, reads: bool) -> Iterator[Any]:
@@ -305,7 +325,7 @@ class FollowedLoader:
         self._tell(notes)
         self._info(f"back at batch {position.batches} of epoch {position.epoch}, {how}")
         self._epochs, self._inside, self._taken = position.epoch, position.after(0), position.batches
-        self._asked = position.last_batch
+        self._asked, self._is_trained = position.last_batch, True
         return self._given(_Batches(self, made[0], ahead=ahead, is_first=False))
 
     def _given(self, batches: _Batches) -> _Batches:
@@ -320,6 +340,7 @@ class FollowedLoader:
             if held is not None and not held.is_over:
                 self._inside, self._taken, self._asked = under.place, under.taken, under.asked
                 self._iterator, self._epochs = under.iterator, under.place.epoch
+                self._is_trained, self._untrained = under.is_trained, under.untrained
 
     def _is_inside(self) -> bool:
         """Whether an iterator is under way."""
@@ -384,8 +405,13 @@ class FollowedLoader:
         self._gave_at = next(_GIVEN)
 
     def _is_over(self) -> None:
-        self._epochs += 1
+        self._count()
         self._inside = None
+
+    def _count(self) -> None:
+        self._epochs += 1
+        if self._untrained is not None and not self._is_trained:
+            self._untrained += 1
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         for note in dict.fromkeys(notes):
@@ -425,6 +451,8 @@ class _Under:
     taken: int
     asked: RngState | None
     iterator: Callable[[], _Batches | None]
+    is_trained: bool
+    untrained: int | None
 
 
 class _Batches:

@@ -102,3 +102,26 @@ def test_an_epoch_that_ends_between_a_scripts_own_steps_is_told(
         loop.train(BATCHES, every=4)
     assert caplog.text.count("an epoch ended 2 batches behind the optimizer's last step") == 1
     loop.run.close()
+
+
+def test_an_evaluation_on_the_training_data_is_no_epoch(root: Path) -> None:
+    def trained(loop: Loop) -> list[int]:
+        found = []
+        while loop.run.epochs_done < 3:
+            loop.train(BATCHES)
+            loop.begin_anew()
+            sum(1 for _ in loop.data)
+            found.append(loop.run.epochs_done)
+            if loop.run.steps_done == 2 * BATCHES:
+                loop.run.save().result()
+                break
+        return found
+
+    first = Loop(root, every_n_steps=100)
+    assert trained(first) == [1, 2]
+    first.run.close()
+    resumed = Loop(root, every_n_steps=100)
+    resumed.run.resume()
+    assert resumed.run.epochs_done == 2
+    assert trained(resumed) == [3]
+    resumed.run.close()
