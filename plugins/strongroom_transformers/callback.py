@@ -158,6 +158,10 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     @property
     def _current(self) -> Training:
         if self._training is None:
+            if self._trainer is not None:
+                raise ConfigError(
+                    "nothing is being trained, and what train() saves needs to know where it is"
+                )
             raise ConfigError(
                 "StrongroomCallback is not attached to the Trainer that trains; call attach(trainer) before "
                 "train()"
@@ -170,9 +174,8 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
         @functools.wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:
             given = seam.bind(original, *args, **kwargs)
-            values = given.arguments
             trainer = self._trainer
-            if values.get("trial") is not None or trainer.hp_search_backend is not None:
+            if given.get("trial") is not None or trainer.hp_search_backend is not None:
                 raise ConfigError(
                     "a hyper-parameter search trains many runs with one Trainer, and each wants a root of "
                     "its own; search without Strongroom, and attach it for the run that you keep"
@@ -180,13 +183,14 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
             check_training_arguments(trainer.args, self.settings)
             self._trackers = Trackers(trainer, self.settings)
             self._trackers.check()
-            self._asked = asked_for(values.get("resume_from_checkpoint"), self.settings)
-            values["resume_from_checkpoint"] = self._asked.native
+            self._asked = asked_for(given.pop("resume_from_checkpoint", None), self.settings)
+            if self._asked.native is not None:
+                given["resume_from_checkpoint"] = self._asked.native
             self._again = self._beginning = None
             if trainer.args.auto_find_batch_size and self._asked.native is None:
                 self._take_batch_size()
             try:
-                return original(*given.args, **given.kwargs)
+                return seam.call(original, given)
             finally:
                 self._beginning = None
 
@@ -268,7 +272,7 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     def _evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _evaluate(*args: Any, **kwargs: Any) -> Any:
             given = seam.bind(original, *args, **kwargs)
-            is_at_start = given.arguments.get("skip_scheduler", False)
+            is_at_start = given.get("skip_scheduler", False)
             if is_at_start and self._training is not None and self._training.resumed_from is not None:
                 return None  # the run was evaluated at its start; callbacks would count another one
             return original(*args, **kwargs)
@@ -320,9 +324,9 @@ class StrongroomCallback(TrainerCallback):  # type: ignore[misc]  # of a package
     def _finalize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _finalize_training(*args: Any, **kwargs: Any) -> Any:
             given = seam.bind(original, *args, **kwargs)
-            given.arguments["start_time"] -= self._current.seconds_before()
+            given["start_time"] -= self._current.seconds_before()
             with escapes.leaving_folders_alone(self._trainer.args):
-                return original(*given.args, **given.kwargs)
+                return seam.call(original, given)
 
         return _finalize_training
 

@@ -140,22 +140,21 @@ class SealedFolders(TrainerCallback):  # type: ignore[misc]  # of a package with
         @functools.wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:
             given = seam.bind(original, *args, **kwargs)
-            values = given.arguments
             _check_arguments(self._trainer.args, self.settings)
             self._trackers = Trackers(self._trainer, self.settings, writes_folders=True)
             self._trackers.check()
-            if values.get("trial") is not None or self._trainer.hp_search_backend is not None:
+            if given.get("trial") is not None or self._trainer.hp_search_backend is not None:
                 raise ConfigError(
                     "a hyper-parameter search trains many runs, and each wants a root of its own; search "
                     "without Strongroom, and attach it for the run that you keep"
                 )
-            asked = asked_for(values.get("resume_from_checkpoint"), self.settings)
+            asked = asked_for(given.pop("resume_from_checkpoint", None), self.settings)
             run = self._run = _Run(self._trainer, self.settings, keeps=self._keeps, scratch=self._scratch)
             try:
-                values["resume_from_checkpoint"] = (
-                    run.resumes(asked) if asked.native is None else asked.native
-                )
-                result = original(*given.args, **given.kwargs)
+                folder = run.resumes(asked) if asked.native is None else asked.native
+                if folder is not None:
+                    given["resume_from_checkpoint"] = folder
+                result = seam.call(original, given)
             except BaseException as error:
                 run.end(error)
                 raise

@@ -9,8 +9,9 @@ time while a checkpoint is being saved.
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "RESUMED",
     "bare_optimizer",
     "bind",
+    "call",
     "check_supported",
     "exportable_callbacks",
     "found_trainer",
@@ -142,9 +144,37 @@ def found_trainer() -> Any:
     raise ConfigError("no Trainer is being made here; call StrongroomCallback(root).attach(trainer)")
 
 
-def bind(method: Any, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
-    """The arguments of a call, by the names that the method gives them."""
-    return inspect.signature(method).bind(*args, **kwargs)
+def bind(method: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by the Trainer's names, also where a subclass's own method hands on
+    ``*args, **kwargs``; to be made by `call`."""
+    own = inspect.signature(method)
+    found: dict[str, Any] = {}
+    for name, value in own.bind(*args, **kwargs).arguments.items():
+        kind = own.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= zip(_order(method)[len(found) :], value, strict=False)
+        else:
+            found[name] = value
+    return found
+
+
+def call(method: Any, given: Mapping[str, Any]) -> Any:
+    """Make a call whose arguments `bind` has named."""
+    kinds = {one.kind for one in inspect.signature(method).parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL not in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
+        return method(**given)
+    first = list(itertools.takewhile(lambda name: name in given, _order(method)))
+    return method(
+        *(given[name] for name in first),
+        **{name: value for name, value in given.items() if name not in first},
+    )
+
+
+def _order(method: Any) -> list[str]:
+    """The Trainer's own parameters, where a subclass may have others."""
+    return list(inspect.signature(getattr(Trainer, method.__name__)).parameters)[1:]
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from inspect import BoundArguments
 from typing import Any
 
 from transformers.trainer_utils import SaveStrategy
@@ -111,17 +110,16 @@ class Training:
         )
 
     def sets_up(
-        self, original: Callable[..., tuple[int, int]], prepare: Callable[..., Any], given: BoundArguments
+        self, original: Callable[..., tuple[int, int]], prepare: Callable[..., Any], given: dict[str, Any]
     ) -> tuple[int, int]:
         """The Trainer makes its state, which is restored into: the epoch and the batch to begin with."""
         loader = self._followed
-        begins = original(*given.args, **given.kwargs)
-        values = given.arguments
-        self._ends = values["num_train_epochs"]
-        self._prepared = prepare(values["max_steps"], loader.loader, values["resume_from_checkpoint"])
+        begins: tuple[int, int] = seam.call(original, given)
+        self._ends = given["num_train_epochs"]
+        self._prepared = prepare(given["max_steps"], loader.loader, given["resume_from_checkpoint"])
         restored = self._open_and_restore()
         if restored is not None:
-            return self._take_up(restored, values)
+            return self._take_up(restored, given)
         if self._asked.native is not None:
             self._resumes_in, self._goes_back_in = begins[0], begins
         return begins
@@ -175,13 +173,13 @@ class Training:
         reason = "training begins again with a smaller batch"
         return ResumePlan(restore=step is not None, required=step is not None, reason=reason), step
 
-    def _take_up(self, restored: Restored, values: Mapping[str, Any]) -> tuple[int, int]:
+    def _take_up(self, restored: Restored, given: Mapping[str, Any]) -> tuple[int, int]:
         trainer, loader = self._trainer, self._followed
-        state, max_steps = restored.state, values["max_steps"]
+        state, max_steps = restored.state, given["max_steps"]
         contents.put_back(trainer, self._weights, state)
         saved = state[contents.OWN_PART]
         progress.restored(trainer, saved, max_steps, VOICE)
-        trainer.state.init_training_references(trainer, max_steps, self._ends, values["trial"])
+        trainer.state.init_training_references(trainer, max_steps, self._ends, given["trial"])
         self._scores.replace(saved["scores"])
         self._name_best()
         self._loss, self._elapsed_s = saved["loss"], saved["elapsed_s"]
@@ -247,23 +245,22 @@ class Training:
         if rng is not None:
             rng.of_part("loader0.").restore(self._followed.generators())
 
-    def runs_epoch(self, original: Callable[..., None], given: BoundArguments) -> None:
+    def runs_epoch(self, original: Callable[..., None], given: dict[str, Any]) -> None:
         """One epoch; the one that the run was broken off in goes on from there."""
-        values = given.arguments
-        self._epoch = values["epoch"]
+        self._epoch = given["epoch"]
         if self._epoch != self._resumes_in:
-            original(*given.args, **given.kwargs)
+            seam.call(original, given)
             return
         loader = self._followed
         if self._goes_back_in is None:
-            values["resume_from_checkpoint"] = seam.RESUMED
+            given["resume_from_checkpoint"] = seam.RESUMED
         else:  # the Trainer has resumed: we follow its loader from there
             epoch, batches = self._goes_back_in
             now = RngState.capture(loader.generators())
             start = now if batches else None
             loader.resume_from(DataPosition(epoch=epoch, batches=batches, epoch_start=start), now)
         with seam.passing_over_is_ours(loader.loader):
-            original(*given.args, **given.kwargs)
+            seam.call(original, given)
 
     def step_ends(self) -> None:
         """An optimizer step is over; the Trainer logs, evaluates and saves next."""

@@ -170,3 +170,31 @@ class StopsByWhatIsLogged(TrainerCallback):
 
 def test_what_a_tracker_makes_of_our_figures_does_not_stop_the_run(train: Train) -> None:
     assert train(callbacks=[StopsByWhatIsLogged()], save_steps=2).step == BATCHES * EPOCHS
+
+
+class HandsOn(Trainer):
+    """Methods of one's own that take whatever comes."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        return super().train(*args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        super()._run_epoch(*args, **kwargs)
+
+    def _finalize_training(self, trial: Any, *args: Any) -> Any:
+        return super()._finalize_training(trial, *args)
+
+
+def test_a_subclass_may_hand_on_what_it_is_given(train: Train, uninterrupted: Train, root: Path) -> None:
+    train(kind=HandsOn, until=5)
+    resumed = train(kind=HandsOn, seed=3)
+    resumed.ends_like(uninterrupted())
+    assert len(resumed.losses) == 7
+    assert len(train(kind=HandsOn, resume=f"strongroom://{root}#step=4").losses) == 8
+    assert len(train(kind=HandsOn, resume=False).losses) == BATCHES * EPOCHS
+
+
+def test_a_save_by_hand_where_nothing_is_trained_is_refused(build: Train) -> None:
+    outcome = build()
+    with pytest.raises(ConfigError, match="nothing is being trained"):
+        outcome.trainer._save_checkpoint(outcome.model, None)
