@@ -12,8 +12,9 @@ It is imported when it is first used, since a program may have other front ends 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from strongroom.deferring import deferred
 
 if TYPE_CHECKING:
     from strongroom_accelerate.attaching import Strongroom
@@ -23,22 +24,14 @@ _HOMES = {"Strongroom": "attaching"}
 __all__ = ["Strongroom"]
 
 
+_NEEDS = (
+    "the package accelerate (1.15 or newer), which is not installed; install Strongroom with its extra, "
+    "strongroom[accelerate]"
+)
+
+
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'strongroom_accelerate' has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f"strongroom_accelerate.{home}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "accelerate":
-            raise
-        raise ModuleNotFoundError(
-            "strongroom_accelerate needs the package accelerate (1.15 or newer), which is not "
-            "installed; install Strongroom with its extra, strongroom[accelerate]",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+    return deferred(__name__, _HOMES, name, framework=("accelerate",), needs=_NEEDS)
 
 
 def __dir__() -> list[str]:

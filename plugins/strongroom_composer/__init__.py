@@ -10,8 +10,9 @@ It is imported when it is first used, since a program may have other front ends 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from strongroom.deferring import deferred
 
 if TYPE_CHECKING:
     from strongroom_composer.callback import StrongroomCheckpoint
@@ -21,22 +22,14 @@ _HOMES = {"StrongroomCheckpoint": "callback"}
 __all__ = ["StrongroomCheckpoint"]
 
 
+_NEEDS = (
+    "the package mosaicml (0.32.1 or newer), which is not installed; install Strongroom with its extra, "
+    "strongroom[composer]"
+)
+
+
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'strongroom_composer' has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f"strongroom_composer.{home}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "composer":
-            raise
-        raise ModuleNotFoundError(
-            "strongroom_composer needs the package mosaicml (0.32.1 or newer), which is not "
-            "installed; install Strongroom with its extra, strongroom[composer]",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+    return deferred(__name__, _HOMES, name, framework=("composer",), needs=_NEEDS)
 
 
 def __dir__() -> list[str]:

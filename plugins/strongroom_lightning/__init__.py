@@ -11,32 +11,27 @@ This callback is for ``lightning.pytorch``; ``strongroom_lightning.pytorch_light
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from strongroom.deferring import deferred
 
 if TYPE_CHECKING:
     from strongroom_lightning.callback import StrongroomCheckpoint
 
+_HOMES = {"StrongroomCheckpoint": "callback"}
+
 __all__ = ["StrongroomCheckpoint"]
 
 
+_NEEDS = (
+    "the package lightning (2.5 or newer), which is not installed; install Strongroom with its extra, "
+    "strongroom[lightning]. For the package pytorch-lightning, the extra is strongroom[pytorch-lightning], "
+    "and the callback is strongroom_lightning.pytorch_lightning.StrongroomCheckpoint"
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name != "StrongroomCheckpoint":
-        raise AttributeError(f"module 'strongroom_lightning' has no attribute {name!r}")
-    try:
-        value = importlib.import_module("strongroom_lightning.callback").StrongroomCheckpoint
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "lightning":
-            raise
-        raise ModuleNotFoundError(
-            "strongroom_lightning needs the package lightning (2.5 or newer), which is not installed; "
-            "install Strongroom with its extra, strongroom[lightning]. For the package pytorch-lightning, "
-            "the extra is strongroom[pytorch-lightning], and the callback is "
-            "strongroom_lightning.pytorch_lightning.StrongroomCheckpoint",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+    return deferred(__name__, _HOMES, name, framework=("lightning",), needs=_NEEDS)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,9 @@ It is imported when it is first used, since a program may have other front ends 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from strongroom.deferring import deferred
 
 if TYPE_CHECKING:
     from strongroom_transformers.callback import StrongroomCallback
@@ -29,22 +30,14 @@ _HOMES = {
 __all__ = ["SealedFolders", "StrongroomCallback", "StrongroomTrainerMixin", "unseal"]
 
 
+_NEEDS = (
+    "the package transformers (5.24 or newer), which is not installed; install Strongroom with its extra, "
+    "strongroom[transformers]"
+)
+
+
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'strongroom_transformers' has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f"strongroom_transformers.{home}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"transformers", "accelerate"}:
-            raise
-        raise ModuleNotFoundError(
-            "strongroom_transformers needs the package transformers (5.24 or newer), which is not "
-            "installed; install Strongroom with its extra, strongroom[transformers]",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+    return deferred(__name__, _HOMES, name, framework=("transformers", "accelerate"), needs=_NEEDS)
 
 
 def __dir__() -> list[str]:
