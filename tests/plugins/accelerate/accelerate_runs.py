@@ -31,8 +31,9 @@ from accelerate import (  # noqa: E402 - as below
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402 - as below
 from accelerate.utils import DistributedType, set_seed  # noqa: E402 - the folder must be known first
 from processes import FrontEndLauncher, warnings_are_errors  # noqa: E402 - as above
+from samples import Numbers  # noqa: E402 - as above
 from torch import nn  # noqa: E402 - as above
-from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402 - as above
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402 - as above
 from torch.utils.data._utils import worker  # noqa: E402 - as above
 
 from strongroom_accelerate import Strongroom  # noqa: E402 - as above
@@ -100,21 +101,6 @@ def launcher_of() -> FrontEndLauncher:
 
 class BrokenOffError(Exception):
     """What ends a run in the middle, in place of a kill."""
-
-
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise is drawn while reading: in this process or in a worker, wherever the sample is read."""
-
-    def __init__(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.y = torch.randint(0, 3, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):

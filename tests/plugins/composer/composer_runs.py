@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
 from composer import Algorithm, Callback, ComposerModel, Evaluator, Event, Trainer
 from composer.utils import dist
+from samples import Numbers
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from strongroom_composer import StrongroomCheckpoint
@@ -21,21 +25,6 @@ BATCHES, EPOCHS = 6, 2
 
 class BrokenOffError(Exception):
     """What ends a run in the middle, in place of a kill."""
-
-
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise is drawn while reading: in this process or in a worker, wherever the sample is read."""
-
-    def __init__(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.y = torch.randint(0, 3, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
 
 
 class Net(ComposerModel):

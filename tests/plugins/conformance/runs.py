@@ -24,8 +24,9 @@ for folder in (str(_HERE.parent), str(_HERE)):
 
 import torch  # noqa: E402 - as below
 from processes import die, rank  # noqa: E402 - the folder must be known first
+from samples import Numbers  # noqa: E402 - as above
 from torch import nn  # noqa: E402 - as above
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler  # noqa: E402 - as above
+from torch.utils.data import DataLoader, IterableDataset, Sampler  # noqa: E402 - as above
 from torch.utils.data._utils import worker  # noqa: E402 - as above
 
 __all__ = [
@@ -131,21 +132,6 @@ class FrontEnd:
 
 
 # -------------------------------------------------------------------------------------------- model and data
-
-
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise is drawn while reading: in this process or in a worker, wherever the sample is read."""
-
-    def __init__(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.y = torch.randint(0, 3, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
 
 
 def classifier(width: int = 8) -> nn.Sequential:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from strongroom_lightning import StrongroomCheckpoint
 
@@ -22,6 +22,7 @@ from strongroom_lightning import StrongroomCheckpoint
 sys.path.insert(0, str(Path(__file__).parent))
 
 from lightning_ranks import LightningLauncher
+from samples import Numbers
 
 BATCHES = 10
 EPOCHS = 3
@@ -48,21 +49,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 class BrokenOffError(Exception):
     """What ends a run in the middle, in place of a kill."""
-
-
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise is drawn while reading: in this process or in a worker, wherever the sample is read."""
-
-    def __init__(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.y = torch.randint(0, 3, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
 
 
 class Net(lightning.LightningModule):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
+from samples import Numbers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -40,21 +41,6 @@ __all__ = [
 
 class StoppedError(Exception):
     """What ends a run in the middle, on every rank."""
-
-
-class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noise is drawn while reading."""
-
-    def __init__(self, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(size, 6, generator=generator)
-        self.y = torch.randint(0, 3, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
 
 
 class RankNet(lightning.LightningModule):
