@@ -15,14 +15,14 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from strongroom.errors import ConfigError
 from strongroom.resume.datasets import dataset_states, load_dataset_states
+from strongroom.resume.iterating import as_it_was, is_led_to, lead, let_go
 from strongroom.resume.jobs import JobShape, batches_behind
 from strongroom.resume.position import DataPosition, replay
 from strongroom.resume.rng import Generator, RngState, generators_of
@@ -30,7 +30,6 @@ from strongroom.resume.skipping import SkipMode, length_of, reason_to_read, skip
 
 __all__ = ["FollowedLoader"]
 
-_SEAT: Final = "_strongroom_followed"
 
 _GIVEN: Final = itertools.count(1)
 """Batches, of all loaders."""
@@ -99,14 +98,14 @@ class FollowedLoader:
         self._back_to: tuple[DataPosition, RngState, bool] | None = None
         self._misses_workers = False
         self._own_class = type(loader)
-        _put(loader, self)
+        lead(loader, self._iterate)
 
     # -------------------------------------------------------------------------------------- for whoever saves
 
     @property
     def is_followed(self) -> bool:
         """Whether iterators of the loader still come through here."""
-        return getattr(self.loader, _SEAT, None) is self
+        return is_led_to(self.loader, self._iterate)
 
     @property
     def length(self) -> int | None:
@@ -238,7 +237,7 @@ class FollowedLoader:
     def release(self) -> None:
         """Let the loader be as it was; iterators that are under way go on."""
         if self.is_followed:
-            _take(self.loader, self._own_class)
+            let_go(self.loader, self._own_class)
 
     # ---------------------------------------------------------------------------------------- what comes here
 
@@ -380,7 +379,7 @@ class FollowedLoader:
     def _unread(self, batches: int) -> tuple[Any, ...]:
         if self._skip == "read":
             return ()
-        with _as_it_was(self):
+        with as_it_was(self.loader, self._own_class):
             reason = reason_to_read((self._stock,), batches)
         if reason is None:
             return (self._stock,)
@@ -497,42 +496,3 @@ class _Batches:
         if counts:
             self._owner._is_taken()
         return batch
-
-
-def _put(loader: Any, owner: FollowedLoader) -> None:
-    """Let ``iter(loader)`` come to ``owner``."""
-    if getattr(loader, _SEAT, None) is not None:
-        raise ConfigError("this loader is followed already, by another run's front end; give each its own")
-    kind = type(loader)
-    members = {
-        "__iter__": lambda self: getattr(self, _SEAT)._iterate(),
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-    }
-    try:
-        followed = type(kind.__name__, (kind,), members)
-        # Some loaders show another class than they have; this is how the real one is set.
-        object.__dict__["__class__"].__set__(loader, followed)
-        loader.__dict__[_SEAT] = owner
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the training data are a {kind.__qualname__}, of which nobody can see how far it was read "
-            f"({error}); give a torch DataLoader, or an object of a class of your own with __iter__"
-        ) from error
-
-
-def _take(loader: Any, kind: type) -> None:
-    loader.__dict__.pop(_SEAT, None)
-    object.__dict__["__class__"].__set__(loader, kind)
-
-
-@contextmanager
-def _as_it_was(owner: FollowedLoader) -> Iterator[None]:
-    """For a moment the loader has its own class: some functions ask what it is."""
-    followed = type(owner.loader)
-    object.__dict__["__class__"].__set__(owner.loader, owner._own_class)
-    try:
-        yield
-    finally:
-        object.__dict__["__class__"].__set__(owner.loader, followed)

@@ -254,7 +254,7 @@ def test_an_accelerator_has_one_strongroom_at_a_time_and_is_as_it_was_afterwards
     loop.run.close()
     loop.run.close()
     assert not {"save_state", "load_state", "prepare_data_loader"} & set(vars(loop.accelerator))
-    assert "_strongroom_followed" not in vars(loop.data)
+    assert "_strongroom_iterate" not in vars(loop.data)
     assert kind is not None
     with pytest.raises(ConfigError, match="was closed"):
         loop.run.step()
