@@ -19,7 +19,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parent))
 
 # First: it knows the folder of what follows.
-from runs import BATCHES, EPOCHS, FrontEnd, RunPlan, RunResult  # isort: skip
+from run_plans import BATCHES, EPOCHS, FrontEnd, RunPlan, RunResult  # isort: skip
 from processes import FrontEndLauncher, Job
 
 __all__ = ["FRONT_ENDS", "Asked", "Ended", "front_end_of", "importable"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from runs import INTERRUPTIONS, FrontEnd
+from run_plans import INTERRUPTIONS, FrontEnd
 
 __all__ = ["Cell", "axes", "cover", "product", "rule_of"]
 

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.tracking import GeneralTracker
 from processes import rank, world_size
-from runs import (
+from run_plans import (
     BATCH_SIZE,
     BATCHES,
     EPOCHS,

@@ -16,7 +16,7 @@ from composer.loggers import LoggerDestination
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config
 from processes import rank, world_size
-from runs import (
+from run_plans import (
     BATCH_SIZE,
     BATCHES,
     EPOCHS,

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import CombinedLoader
 from processes import rank, world_size
-from runs import (
+from run_plans import (
     BATCH_SIZE,
     BATCHES,
     EPOCHS,

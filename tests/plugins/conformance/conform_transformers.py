@@ -12,7 +12,7 @@ import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from processes import rank, world_size
-from runs import (
+from run_plans import (
     BATCH_SIZE,
     BATCHES,
     EPOCHS,

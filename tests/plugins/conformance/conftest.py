@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cells
 import recording
 from asking import FRONT_ENDS, Asked, front_end_of, importable
-from runs import FrontEnd
+from run_plans import FrontEnd
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

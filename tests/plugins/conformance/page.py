@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from asking import FRONT_ENDS
 from promises import PROMISES
 from recording import load
-from runs import BATCH_SIZE, BATCHES, EPOCHS
+from run_plans import BATCH_SIZE, BATCHES, EPOCHS
 
 __all__ = ["COMMAND", "PAGE", "page"]
 

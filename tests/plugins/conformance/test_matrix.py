@@ -15,7 +15,7 @@ import pytest
 from asking import Asked, Ended
 from cells import Cell
 from recording import Record
-from runs import BATCHES, EPOCHS, INTERRUPTIONS, FrontEnd, RunPlan
+from run_plans import BATCHES, EPOCHS, INTERRUPTIONS, FrontEnd, RunPlan
 
 BATCHES_OF_ALL = EPOCHS * BATCHES
 

@@ -11,7 +11,7 @@ from cells import axes, product
 from page import PAGE, page
 from promises import PROMISES
 from recording import FAILS, load
-from runs import FrontEnd
+from run_plans import FrontEnd
 
 
 def test_every_promise_has_a_test() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from asking import Asked
 from recording import Record
-from runs import BATCHES, EPOCHS, INTERRUPTIONS, RunPlan, RunResult
+from run_plans import BATCHES, EPOCHS, INTERRUPTIONS, RunPlan, RunResult
 
 from strongroom import Checkpointer
 from strongroom.loading import load
