@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import shutil
@@ -19,7 +18,7 @@ import torch
 from rich.console import Console
 
 from strongroom.config import POLICY_VARIABLE
-from strongroom_bench.families import FAMILIES, NEEDS
+from strongroom_bench.families import FAMILIES, NEEDS, can_be_measured
 from strongroom_bench.figure import Figure
 from strongroom_bench.report import as_json, as_table
 from strongroom_bench.scale import FULL, QUICK
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         if folder is not None and not folder.is_dir():
             parser.error(f"{folder} is not a folder; create it first")
     for name in given.only or ():
-        if not _can_be_measured(name):
+        if not can_be_measured(name):
             parser.error(f"--only {name}: needs the package {NEEDS[name]}, which is not installed here")
     # A policy that holds for everything here would seal what plain saves are measured by.
     os.environ.pop(POLICY_VARIABLE, None)
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     # Not the system's temporary folder by default: that is often in memory.
     with tempfile.TemporaryDirectory(prefix="strongroom-bench-", dir=given.folder or Path.cwd()) as folder:
         for name in given.only or FAMILIES:
-            if not _can_be_measured(name):
+            if not can_be_measured(name):
                 progress.print(f"left out: {name}, which is not installed here", style="dim")
                 continue
             progress.print(f"measuring: {name}", style="dim")
@@ -72,10 +71,6 @@ def main(arguments: Sequence[str]) -> int:
         given.json.write_text(as_json(figures), encoding="utf-8")
     console.print(as_table(figures, f"Strongroom, {scale.name} run. {_machine()}"))
     return 0 if all(figure.holds is not False for figure in figures) else 1
-
-
-def _can_be_measured(family: str) -> bool:
-    return family not in NEEDS or importlib.util.find_spec(NEEDS[family]) is not None
 
 
 def _machine() -> str:
