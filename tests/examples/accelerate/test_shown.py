@@ -40,9 +40,9 @@ def steps(root: str) -> list[int]:
 
 
 def test_the_readmes_loop_saves_and_is_over_when_it_is_started_again() -> None:
-    run_shown(README, "strongroom_accelerate", given=parts())
+    run_shown(README, "strongroom_accelerate", given=parts(), trains="optimizer.step()")
     assert steps("runs/a") == [20]
-    names = run_shown(README, "strongroom_accelerate", given=parts())
+    names = run_shown(README, "strongroom_accelerate", given=parts(), trains="optimizer.step()")
     assert names["strongroom"].steps_done == 20
 
 
@@ -54,7 +54,8 @@ def test_a_script_that_calls_save_state_saves_into_the_root_by_the_guides_line()
     names["strongroom"].close()
     assert len(steps("runs/a")) == 1
     assert not Path("out").exists()
-    again = run_shown(page, "strongroom.epochs", given={"accelerator": Accelerator(), **_named(), **parts()})
+    given = {"accelerator": Accelerator(), **_named(), **parts()}
+    again = run_shown(page, "strongroom.epochs", given=given, trains="optimizer.step()")
     assert again["strongroom"].steps_done == 6
     assert steps("runs/a")[0] == 6
 

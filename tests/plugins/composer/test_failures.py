@@ -35,14 +35,27 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
+        self.has_refused = threading.Event()
         original = LocalStore.open_writer
 
         def open_writer(store: LocalStore, key: str, **options: Any) -> Any:
             if self.is_full:
+                self.has_refused.set()
                 raise OSError(28, "No space left on device", key)
             return original(store, key, **options)
 
         monkeypatch.setattr(LocalStore, "open_writer", open_writer)
+
+    def fill_once(self, root: Path, steps: list[int]) -> None:
+        """Be full, once these are committed: saves are written in the background, fast or slowly."""
+        while steps_of(root) != steps:
+            time.sleep(0.01)
+        self.is_full = True
+
+    def clear_once_it_refused(self) -> None:
+        """Take everything again, once something was not taken."""
+        assert self.has_refused.wait(60)
+        self.is_full = False
 
 
 class At(Callback):
@@ -75,7 +88,7 @@ def test_the_last_save_that_fails_is_raised_when_fit_ends(
     with pytest.raises(SaveError, match="No space left on device"):
         fit(
             checkpoint={"save_interval": "1ep"},
-            callbacks=(lambda: At(8, lambda: setattr(disk, "is_full", True)),),
+            callbacks=(lambda: At(8, lambda: disk.fill_once(root, [6])),),
         )
     assert steps_of(root) == [6]
 
@@ -84,15 +97,9 @@ def test_so_many_failures_may_be_tolerated(
     fit: Any, root: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
 ) -> None:
     disk = FullDisk(monkeypatch)
-
-    def fill() -> None:
-        while steps_of(root) != [4]:
-            time.sleep(0.01)
-        disk.is_full = True
-
     acts = (
-        lambda: At(5, fill),
-        lambda: At(9, lambda: setattr(disk, "is_full", False)),
+        lambda: At(5, lambda: disk.fill_once(root, [4])),
+        lambda: At(9, disk.clear_once_it_refused),
     )
     checkpoint = {"save_interval": "4ba", "tolerate_failures": 1}
     fit(checkpoint=checkpoint, callbacks=acts).ends_like(uninterrupted())
