@@ -21,6 +21,7 @@ from typing_extensions import Self, Unpack
 
 from strongroom.errors import ConfigError
 from strongroom.frontend import (
+    Figures,
     Gathered,
     Preempted,
     Preemption,
@@ -35,7 +36,7 @@ from strongroom.frontend import (
 from strongroom.handle import SaveHandle
 from strongroom.loading import load
 from strongroom.resume import Moment, RngState, SaveIntervals, plan_resume
-from strongroom_transformers import escapes, retaining, seam
+from strongroom_transformers import escapes, figures, retaining, seam
 from strongroom_transformers.arguments import Asked, asked_for, keep_limit
 from strongroom_transformers.folders import FOLDER_PART, agree_on, put_down, taken_up
 from strongroom_transformers.progress import latest
@@ -242,11 +243,13 @@ class _Run:
         self._scratch = scratch
         self._scores = retaining.scores_for(trainer.args)
         self._preemption = Preemption(settings, VOICE)
+        self._figures = Figures()
         limit = keep_limit(settings, trainer.args)
         self._checkpointer = open_run(
             settings,
             known=lambda: known_of(trainer),
             keep=None if limit is None else retaining.KeepAsTrainer(limit=limit, scores=self._scores),
+            events=[self._figures],
         )
         self._saves = RunSaves(
             self._checkpointer,
@@ -338,6 +341,11 @@ class _Run:
         if handle is not None:
             self._committing.append((handle, self._folder()))
         self._remove_committed()
+        self._tell_trackers()
+
+    def _tell_trackers(self) -> None:
+        if self._settings.log_saves and self._figures.are_new:
+            figures.hand_over(self._figures, self._trainer)
 
     def _gather(self, moment: Moment, rng: RngState) -> Gathered:
         trainer = self._trainer
@@ -407,6 +415,8 @@ class _Run:
         """
         try:
             self._saves.end(error)
+            if error is None:
+                self._tell_trackers()
         finally:
             self._remove_committed()
             if self._asked_for is not None and isinstance(error, Preempted):

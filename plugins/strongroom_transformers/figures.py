@@ -24,6 +24,7 @@ _NO_TRACKERS: Final = frozenset(
         "NotebookProgressCallback",
         "PrinterCallback",
         "ProgressCallback",
+        "SealedFolders",
         "StrongroomCallback",
     }
 )

@@ -145,7 +145,7 @@ class Loop:
         torch.rand(5)  # as a user's hook that is called for a save
         if self.fails_with is not None:
             raise self.fails_with
-        place = Place.of([self.followed], [self.model], JOB, rng=rng, closes_epoch=False)
+        place = Place.of([self.followed], [self.model], JOB, rng=rng)
         own = {"epoch": self.epoch}
         state = {"model": self.model, "optimizer": self.optimizer, self.part: own, **place.to_state()}
         return Gathered(state=state, metrics={"loss": self.losses[-1]} if self.losses else {}, tags=("loop",))

@@ -197,6 +197,13 @@ def step(batch: Any) -> tuple[Any, ...]:
     return (*torch.as_tensor(batch).reshape(-1).tolist(), *drawn)
 
 
+def stands(followed: FollowedLoader, *, closes_epoch: bool) -> DataPosition:
+    """Where it stands, for a loop that asks an epoch's iterator once more, or for one that knows its end."""
+    if closes_epoch and followed.length is not None and followed.taken >= followed.length:
+        followed.break_off()
+    return followed.position()
+
+
 def whole_run(make: Callable[[], Any], *, closes_epoch: bool, ticks: int = 1) -> list[Saved]:
     """Train to the end, and look after every step as if to save; after an epoch too, before the next one."""
     torch.manual_seed(1)
@@ -208,7 +215,7 @@ def whole_run(make: Callable[[], Any], *, closes_epoch: bool, ticks: int = 1) ->
     seen: list[tuple[int, Any, Any]] = []
 
     def look() -> None:
-        position = followed.position(closes_epoch=closes_epoch)
+        position = stands(followed, closes_epoch=closes_epoch)
         rng = RngState.capture(followed.generators())
         seen.append((len(steps), position.to_state(), rng.to_state()))
 
@@ -303,7 +310,7 @@ def test_a_resumed_run_can_be_resumed() -> None:
                     left -= 1
                     if left == 0:
                         rng = RngState.capture(followed.generators())
-                        position = followed.position(closes_epoch=True)
+                        position = stands(followed, closes_epoch=True)
                         again = Saved(position=position, rng=rng, after=[])
                 if again is not None:
                     break

@@ -20,7 +20,6 @@ def open_run(
     known: Callable[[], Mapping[str, Any]] = dict,
     keep: RetentionPolicy | None = None,
     events: Sequence[EventSink] = (),
-    process_group: Any = None,
 ) -> Checkpointer:
     """A Checkpointer of the run's own root.
 
@@ -29,7 +28,6 @@ def open_run(
         known: what the framework knows of where the run comes from, as provenance; asked at each save.
         keep: which stay; None: as the settings say.
         events: who listens.
-        process_group: the processes that train together; None: all of the job's.
     """
     if keep is None and settings.keep is not None:
         keep = KeepLast(count=settings.keep)
@@ -38,7 +36,6 @@ def open_run(
         keep=keep,
         provenance=lambda: provenance_of(settings, known()),
         events=events,
-        process_group=process_group,
         **settings.options_for(settings.root),
     )
 

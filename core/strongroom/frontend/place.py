@@ -53,7 +53,6 @@ class Place:
         job: JobShape,
         *,
         rng: RngState | None = None,
-        closes_epoch: bool = False,
     ) -> Place:
         """Look; nothing moves.
 
@@ -62,10 +61,9 @@ class Place:
             models: the run's.
             job: the run's.
             rng: the random states, where looking at something else may have moved them since.
-            closes_epoch: as `strongroom.resume.following.FollowedLoader.position` has it.
         """
         return cls(
-            positions=tuple(one.position(closes_epoch=closes_epoch) for one in loaders),
+            positions=tuple(one.position() for one in loaders),
             rng=RngState.capture(loader_generators(loaders)) if rng is None else rng,
             modes=tuple(map(training_modes, models)),
             job=job,

@@ -146,19 +146,17 @@ class FollowedLoader:
         """What the loader draws from besides the global streams."""
         return generators_of(self._stock) if self._generators is None else self._generators()
 
-    def position(self, *, closes_epoch: bool = False) -> DataPosition:
+    def position(self) -> DataPosition:
         """Where its data stand.
 
-        Args:
-            closes_epoch: with all batches taken the epoch is over, where the loop will not ask again for a
-                next batch when the run is resumed. Otherwise the resumed loop asks, and is given none.
+        With all batches taken an epoch is not over until the loop asks for one more, and is given none, as a
+        resumed loop will be; or until `break_off` says that it asks no more.
         """
         if self._back_to is not None:  # nobody has asked for an iterator yet
             return self._back_to[0]
         self._come_back()
         inside = self._inside if self._is_inside() else None
-        is_full = inside is not None and self.length is not None and self._taken >= self.length
-        if inside is None or (is_full and closes_epoch):
+        if inside is None:
             epoch = self._epochs + (self._inside is not None)
             return DataPosition(
                 epoch=epoch,

@@ -297,3 +297,22 @@ def test_links_are_refused_since_what_they_lead_to_is_not_in_the_folder(tmp_path
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError, match="no plain file"):
         listed(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("log_saves", (True, False))
+def test_trackers_are_told_what_sealing_costs_unless_they_are_not_to_be(
+    tmp_path: Path, log_saves: bool
+) -> None:
+    class Tracker(TrainerCallback):
+        told: frozenset[str] = frozenset()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            self.told = self.told | {name for name in logs if name.startswith("strongroom/")}
+
+    tracker = Tracker()
+    made = run(tmp_path, attach=attach(tmp_path / "root", log_saves=log_saves))
+    made.add_callback(tracker)
+    made.train()
+    costs = {f"strongroom/{name}" for name in ("step", "stall_s", "background_s", "bytes")}
+    assert tracker.told == (costs if log_saves else set())
+    assert not [entry for entry in made.state.log_history if any("strongroom" in name for name in entry)]
